@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags and environment become a config; the executor serves until it is told to stop.
+
+Does not know what a setting means: config.py checks it, the part that uses it explains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from executor_service.app import serve
+from executor_service.config import DEVICES, DTYPES, ExecutorConfig
+from protos.errors import ConfigError
+from protos.server import Ports
+
+
+@click.command(context_settings={"auto_envvar_prefix": "EXECUTOR", "show_default": True})
+@click.option("--model", type=Path, required=True, help="Directory with config.json, safetensors and tokenizer files.")
+@click.option("--name", default="", help="Name that callers see; default: the directory's.")
+@click.option("--device", default="cpu", help=f"Where weights and cache live: {', '.join(DEVICES)}.")
+@click.option("--dtype", default="auto", help=f"Of weights and cache: {', '.join(DTYPES)}; auto is float32 on CPU.")
+@click.option("--kernels", default="reference", help="Which set of operations runs the model.")
+@click.option("--host", default=Ports.host, help="Address to listen on.")
+@click.option("--port", default=50061, help="gRPC; 0 takes a free port.")
+@click.option("--health-port", default=50062, help="grpc.health.v1 in plain text, for probes.")
+@click.option("--metrics-port", default=9102, help="Prometheus, over HTTP.")
+@click.option("--threads", default=0, help="CPU threads; 0: what the cgroup allows.")
+@click.option("--block-tokens", default=16, help="Tokens in a block of the KV cache.")
+@click.option("--num-blocks", default=0, help="Blocks in the KV cache; 0: from the memory that the cgroup leaves.")
+@click.option("--kv-memory-fraction", default=0.5, help="Share of the memory left after loading that the cache may take.")
+@click.option("--max-step-tokens", default=512, help="Tokens that one step computes at most.")
+@click.option("--max-sequences", default=256, help="Sequences that run at once.")
+@click.option("--max-context-tokens", default=0, help="Prompt and output together; 0: what model and cache allow.")
+@click.option("--max-queued", default=4096, help="Rows that wait before more are refused.")
+@click.option("--depth", default=0, help="Steps on the device at once; 0: what suits the device.")
+@click.option("--drain-timeout-s", default=30.0, help="After SIGTERM, open calls have so long to end.")
+@click.option("--stuck-after-s", default=120.0, help="A step that lasts longer turns health to NOT_SERVING.")
+@click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
+def main(log_level: str, host: str, port: int, health_port: int, metrics_port: int, **settings: Any) -> None:
+    """Run packserve's executor: weights, KV cache and the fused prefill and decode loop.
+
+    Takes token ids over gRPC and gives token ids back; text is the tokenizer service's. Each flag can also be set in
+    the environment: --block-tokens is EXECUTOR_BLOCK_TOKENS.
+    """
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(ExecutorConfig(ports=Ports(host, port, health_port, metrics_port), **settings)))
+    except ConfigError as error:
+        sys.exit(f"packserve executor: {error}")
+
+
+if __name__ == "__main__":
+    main()

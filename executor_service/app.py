@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the executor together: config, model, engine, streams, server. The one place that knows all of them.
+
+The port and liveness are there before the model is loaded; readiness comes after a warm-up step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import uuid4
+
+from executor_service.admission import Admission
+from executor_service.blocks import BlockPool
+from executor_service.config import ExecutorConfig
+from executor_service.engine import Engine
+from executor_service.loading import LoadedModel, load_model
+from executor_service.metrics import Metrics
+from executor_service.observer import EngineObserver
+from executor_service.runner import DeviceRunner
+from executor_service.scheduler import Scheduler
+from executor_service.servicer import ExecutorServicer
+from executor_service.streams import Streams
+from protos.metrics import new_registry
+from protos.packserve.v1 import executor_pb2, executor_pb2_grpc
+from protos.server import PROTOCOL_VERSION, Server
+
+SERVICE_NAME = "packserve.v1.ExecutorService"
+_HEALTH_POLL_S = 0.2
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def serve(config: ExecutorConfig) -> None:
+    """Until SIGTERM. Raises ConfigError where a setting or the model directory stops the start."""
+    metrics = Metrics(new_registry())
+    server = Server(SERVICE_NAME, "EXECUTOR", config, metrics.registry)
+    servicer = ExecutorServicer()
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
+    ports = await server.start()
+    log.info("listening on port %d, health %d, metrics %d", ports.port, ports.health_port, ports.metrics_port)
+    executor = Executor(config, metrics, server, servicer)
+    running = asyncio.create_task(executor.run())
+    serving = asyncio.create_task(server.run_until_signal(executor.drain))
+    await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        server.request_stop()
+        await serving
+        running.result()
+    running.cancel()
+    executor.stop()
+
+
+@dataclass
+class Executor:
+    config: ExecutorConfig
+    metrics: Metrics
+    server: Server
+    servicer: ExecutorServicer
+    streams: Streams | None = None
+
+    async def run(self) -> None:
+        """Loads, warms up, then keeps the health service truthful."""
+        model = await _in_daemon_thread(lambda: load_model(self.config))
+        self.streams = self._start(model)
+        engine = self.streams.engine
+        while True:
+            is_serving = engine.can_serve(self.config.stuck_after_s)
+            if is_serving and not self.server.health.is_serving:
+                log.info("serving %s", model.info.name)
+            await self.server.health.set_serving(is_serving)
+            await asyncio.sleep(_HEALTH_POLL_S)
+
+    def _start(self, model: LoadedModel) -> Streams:
+        config, info = self.config, model.info
+        pool = BlockPool(info.num_blocks, config.block_tokens)
+        scheduler = Scheduler(pool, config.max_step_tokens, config.max_sequences)
+        runner = DeviceRunner(model.decoder, info.num_blocks, config.block_tokens, model.device)
+        engine = Engine(scheduler, runner, config.depth or 1)
+        streams = Streams(engine, _admission(info), config.max_queued)
+        self.metrics.watch(engine, info.name)
+        engine.start(EngineObserver(streams, self.metrics))
+        self.servicer.open(streams, _welcome(model))
+        return streams
+
+    async def drain(self) -> None:
+        if self.streams:
+            self.streams.drain()
+
+    def stop(self) -> None:
+        if self.streams:
+            self.streams.engine.stop(timeout_s=5)
+
+
+def _admission(info: executor_pb2.ExecutorModel) -> Admission:
+    return Admission(
+        info.vocabulary_size, info.max_context_tokens, frozenset(info.eos_token_ids), info.defaults
+    )
+
+
+def _welcome(model: LoadedModel) -> executor_pb2.Welcome:
+    return executor_pb2.Welcome(
+        protocol_version=PROTOCOL_VERSION,
+        instance_id=uuid4().hex,
+        fingerprint=model.fingerprint,
+        model=model.info,
+    )
+
+
+def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """As asyncio.to_thread, but a process that is told to stop need not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 handed to the one who waits
+            loop.call_soon_threadsafe(_settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(_settle, future.set_result, result)
+
+    def _settle(setter: Callable[[object], None], value: object) -> None:
+        if not future.done():
+            setter(value)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder-only transformer that a config describes: from a step's ids to logits, all on the device.
+
+Embedding is a method of the model; a model that needs more than a row of a table overrides it, and what runs a model
+never looks at what lies between embed and logits. Does not know sequences, sampling or where the weights came from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from executor_service.forward_batch import ForwardBatch, KvCache
+from executor_service.model_config import ModelConfig
+from executor_service.rope import Rope
+from executor_service.weights import DecoderWeights, LayerWeights
+from kernels import Backend
+
+# Turned queries and keys share a step's cos and sin, each [N, D].
+Turns = tuple[Tensor, Tensor]
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Backend) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.rope = Rope(config.rope, config.head_dim, weights.embedding.device)
+        self.scale = config.head_dim**-0.5
+
+    def forward(self, batch: ForwardBatch, cache: KvCache) -> Tensor:
+        """float32 logits [R, V] of batch.logit_rows; keys and values of every token are written to the cache."""
+        x = self.embed(batch.token_ids)  # [N, ...]
+        x = self.layers(x, batch, cache)
+        return self.logits(x[batch.logit_rows])
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids int32 [N], on the device -> [N, ...]."""
+        return self.ops.embed(self.weights.embedding, token_ids)  # [N, C]
+
+    def layers(self, x: Tensor, batch: ForwardBatch, cache: KvCache) -> Tensor:
+        turns = self.rope(batch.positions, x.dtype)
+        for layer, kv in zip(self.weights.layers, cache, strict=True):
+            x = x + self.attention(x, layer, turns, batch, kv)
+            x = x + self.mlp(x, layer)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [R, ...] -> [R, V] float32."""
+        x = self.ops.rms_norm(x, self.weights.norm, self.config.rms_norm_eps)
+        return self.ops.linear(x, self.weights.head, None).float()
+
+    def attention(
+        self, x: Tensor, layer: LayerWeights, turns: Turns, batch: ForwardBatch, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        x = self.ops.rms_norm(x, layer.input_norm, self.config.rms_norm_eps)
+        q, k, v = self.project(x, layer)  # [N, H, D], [N, K, D], [N, K, D]
+        q, k = self.ops.rope(q, *turns), self.ops.rope(k, *turns)
+        self.ops.store_kv(k, v, *kv, batch.slots)
+        tables = batch.block_tables[0]  # [B, M]
+        out = self.ops.attention(q, *kv, tables, batch.offsets, batch.context_lens, self.scale)  # [N, H, D]
+        return self.ops.linear(out.flatten(1), layer.output, layer.output_bias)  # [N, C]
+
+    def project(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
+        q, k, v = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        return q, k, v
+
+    def mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        x = self.ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)
+        x = self.ops.silu_mul(self.ops.linear(x, layer.gate_up, layer.gate_up_bias))  # [N, F]
+        return self.ops.linear(x, layer.down, layer.down_bias)  # [N, C]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        config = self.config
+        values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return values * self.weights.embedding.element_size()
+
+    def new_cache(self, num_blocks: int, block_tokens: int, device: torch.device) -> KvCache:
+        shape = (num_blocks, self.config.num_kv_heads, block_tokens, self.config.head_dim)
+        dtype = self.weights.embedding.dtype
+
+        def zeros() -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return [(zeros(), zeros()) for _ in range(self.config.num_layers)]

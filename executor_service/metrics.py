@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The executor's series: queue, steps, batch, KV use. What the tokenizer service sees (text, TTFT, outcomes) is there.
+
+Gauges read the scheduler when scraped. Does not know the wire.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from executor_service.engine import Engine
+from executor_service.step import RowOutput, Step
+from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, vllm_labels
+
+TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.step_seconds = Histogram(
+            "packserve_step_seconds", "Launch to commit of one step.", buckets=SECONDS_BUCKETS, registry=registry
+        )
+        self.step_tokens = Histogram(
+            "packserve_step_tokens", "Tokens that one step computes.", buckets=TOKEN_BUCKETS, registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "packserve_queue_seconds", "Arrival of a row to its first step.", buckets=SECONDS_BUCKETS, registry=registry
+        )
+
+        self.steps = Counter("packserve_steps", "Steps committed.", registry=registry)
+        self.preemptions = Counter(
+            "packserve_preemptions", "Times a sequence gave its blocks to an older one.", registry=registry
+        )
+        self._num_preemptions = 0
+
+    def observe_step(self, step: Step, seconds: float, num_preemptions: int) -> None:
+        """num_preemptions: since the engine's start."""
+        self.steps.inc()
+        self.preemptions.inc(num_preemptions - self._num_preemptions)
+        self._num_preemptions = num_preemptions
+        self.step_seconds.observe(seconds)
+        self.step_tokens.observe(step.num_tokens)
+
+    def observe_outputs(self, outputs: list[RowOutput]) -> None:
+        for output in outputs:
+            if output.start:
+                self.queue_seconds.observe(output.start.queued_s)
+
+    def watch(self, engine: Engine, model_name: str) -> None:
+        """Series that read the engine, and vLLM's names for what means the same there."""
+        scheduler, pool = engine.scheduler, engine.scheduler.pool
+        running = self._gauge("packserve_running_sequences", "Sequences that hold blocks.")
+        running.set_function(lambda: len(scheduler.running))
+        waiting = self._gauge("packserve_waiting_sequences", "Rows that wait to run.")
+        waiting.set_function(lambda: engine.num_queued)
+        self._gauge("packserve_kv_blocks", "Blocks in the KV pool.").set(pool.num_blocks)
+        self._gauge("packserve_kv_blocks_used", "Blocks in use.").set_function(lambda: pool.num_used)
+        usage = self._gauge("packserve_kv_usage_ratio", "Share of the KV pool in use, 0 to 1.")
+        usage.set_function(lambda: pool.num_used / pool.num_blocks)
+        aliases = (
+            Alias("vllm:num_requests_running", running),
+            Alias("vllm:num_requests_waiting", waiting),
+            Alias("vllm:kv_cache_usage_perc", usage),
+            Alias("vllm:num_preemptions", self.preemptions),
+            Alias("vllm:request_queue_time_seconds", self.queue_seconds),
+            Alias("vllm:iteration_tokens_total", self.step_tokens),
+        )
+        self.registry.register(AliasCollector(aliases, vllm_labels(model_name)))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)

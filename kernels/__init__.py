@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations a model is made of, by name and shape, and the choice of who computes them.
+
+A backend is chosen once, at start. Knows tensors; does not know models, sequences or services.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from protos.errors import ConfigError
+
+BACKENDS = ("reference",)
+
+
+class Backend(Protocol):
+    """What each backend offers. `reference` is the definition; the others are checked against it.
+
+    N tokens, H query heads, K key heads, D head size, V vocabulary, S block size, B rows, M blocks a row.
+    """
+
+    @staticmethod
+    def embed(table: Tensor, token_ids: Tensor) -> Tensor:
+        """table [V, C], token_ids int32 [N] -> [N, C]."""
+
+    @staticmethod
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [N, I], weight [O, I], bias [O] -> [N, O]."""
+
+    @staticmethod
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension of x [..., C], weight [C]."""
+
+    @staticmethod
+    def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [N, H, D] turned by cos, sin [N, D]: dimension d pairs with d + D / 2."""
+
+    @staticmethod
+    def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        """k, v [N, K, D] into k_cache, v_cache [blocks, K, S, D] at slots int64 [N], in place."""
+
+    @staticmethod
+    def attention(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        offsets: tuple[int, ...],
+        context_lens: tuple[int, ...],
+        scale: float,
+    ) -> Tensor:
+        """Causal attention of q [N, H, D] over the cached context -> [N, H, D].
+
+        Queries [offsets[i], offsets[i + 1]) are the last of the context_lens[i] tokens of row i, whose keys and values
+        lie in the blocks block_tables[i] (int64 [B, M]).
+        """
+
+    @staticmethod
+    def silu_mul(gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of gate_up [N, 2 F] -> [N, F]."""
+
+
+def load(name: str) -> Backend:
+    """Raises ConfigError, naming what exists, where there is no such backend."""
+    if name not in BACKENDS:
+        raise ConfigError(f'kernels "{name}" do not exist ({", ".join(BACKENDS)})')
+    return cast(Backend, importlib.import_module(f"kernels.{name}"))

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The definition of each operation in plain torch, written to be read.
+
+On CPU in float32 a row's result has the same bits alone, in any batch, in any chunking and with any number of threads.
+"""
+
+from kernels.reference.attention import attention
+from kernels.reference.linear import linear
+from kernels.reference.rowwise import embed, rms_norm, rope, silu_mul, store_kv
+
+__all__ = ["attention", "embed", "linear", "rms_norm", "rope", "silu_mul", "store_kv"]

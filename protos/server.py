@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every server has beside its service: ports, health, reflection, metrics, drain, and errors made statuses.
+
+Does not know what a service answers. A service adds its servicer to `Server.grpc` and tells `Server.health` when it
+can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+from protos.calls import Calls
+from protos.errors import ConfigError
+
+# What Hello and Welcome carry. Changes when an older peer would misread a message.
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 4 * 2**20
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # Without it a second server on a used port starts and takes some of the first one's calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Callers may ping every 10 s, also without calls.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+READINESS_SERVICES = ("", "startup", "readiness")
+LIVENESS_SERVICE = "liveness"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a server listens; 0 takes a free port."""
+
+    # Every address of the machine, of both families where it has both.
+    host: str = "[::]"
+    port: int = 0
+    health_port: int = 0
+    metrics_port: int = 0
+
+    def __str__(self) -> str:
+        return f"host={self.host} port={self.port} health_port={self.health_port} metrics_port={self.metrics_port}"
+
+
+def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, setting: str) -> int:
+    """The port that was bound. Raises ConfigError, naming the setting, where another process has it."""
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(f"{setting}={port}: can't listen on {host}:{port}, is it in use?") from error
+
+
+def serve_metrics(host: str, port: int, setting: str, registry: CollectorRegistry) -> WSGIServer:
+    """Answers /metrics from a thread of its own until shut down."""
+    if host == Ports.host and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104
+    try:
+        httpd, _ = start_http_server(port, host.strip("[]"), registry)
+    except OSError as error:
+        raise ConfigError(f"{setting}={port}: can't listen on {host}:{port}: {error.strerror}") from error
+    return httpd
+
+
+class Health:
+    """What grpc.health.v1 says. Readiness is NOT_SERVING until `set_serving(True)`, and for good after `drain`.
+
+    Liveness is SERVING as long as the event loop answers.
+    """
+
+    def __init__(self, *service_names: str) -> None:
+        self.servicer = health.aio.HealthServicer()
+        self._readiness_services = (*READINESS_SERVICES, *service_names)
+        self._is_draining = False
+        self.is_serving = False
+
+    async def start(self) -> None:
+        await self.servicer.set(LIVENESS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        await self._publish()
+
+    async def set_serving(self, is_serving: bool) -> None:
+        is_serving = is_serving and not self._is_draining
+        if is_serving != self.is_serving:
+            self.is_serving = is_serving
+            await self._publish()
+
+    async def drain(self) -> None:
+        self._is_draining = True
+        await self.set_serving(False)
+
+    async def _publish(self) -> None:
+        status = health_pb2.HealthCheckResponse
+        for name in self._readiness_services:
+            await self.servicer.set(name, status.SERVING if self.is_serving else status.NOT_SERVING)
+
+
+class Settings(Protocol):
+    """What a server reads of its service's configuration."""
+
+    @property
+    def ports(self) -> Ports: ...
+    @property
+    def drain_timeout_s(self) -> float: ...
+
+
+class Server:
+    """A service's main port, its health port and its metrics port, from bind to drained.
+
+    ``prefix`` starts the names of the settings in messages: TOKENIZER or EXECUTOR.
+    """
+
+    def __init__(self, service_name: str, prefix: str, settings: Settings, registry: CollectorRegistry) -> None:
+        self.calls = Calls()
+        self.grpc = new_server(self.calls)
+        self.health = Health(service_name)
+        self._health_grpc = new_server()
+        self._service_name = service_name
+        self._prefix = prefix
+        self._settings = settings
+        self._registry = registry
+        self._httpd: WSGIServer | None = None
+        self._stop_requests: asyncio.Queue[None] = asyncio.Queue()
+
+    async def start(self) -> Ports:
+        """Binds all three ports and answers. Returns them as bound. Readiness is the service's to set."""
+        ports, prefix = self._settings.ports, self._prefix
+        for server in (self.grpc, self._health_grpc):
+            health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
+        names = (self._service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+        port = bind(self.grpc, ports.host, ports.port, f"{prefix}_PORT")
+        health_port = bind(self._health_grpc, ports.host, ports.health_port, f"{prefix}_HEALTH_PORT")
+        self._httpd = serve_metrics(ports.host, ports.metrics_port, f"{prefix}_METRICS_PORT", self._registry)
+        await self.health.start()
+        await self._health_grpc.start()
+        await self.grpc.start()
+        return replace(ports, port=port, health_port=health_port, metrics_port=self._httpd.server_port)
+
+    def request_stop(self) -> None:
+        """As a signal does: the first drains, the second stops at once."""
+        self._stop_requests.put_nowait(None)
+
+    async def run_until_signal(self, on_drain: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Serves until SIGTERM or SIGINT, drains, stops. ``on_drain`` runs when the drain begins."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.request_stop)
+        try:
+            await self._stop_requests.get()
+            await self.drain(on_drain)
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+            await self.stop()
+
+    async def drain(self, on_drain: Callable[[], Awaitable[None]] | None = None) -> None:
+        """No new calls; returns when the open ones have ended, time is up, or another stop is requested."""
+        logger.info("draining %d open calls", self.calls.num_open)
+        await self.health.drain()
+        self.calls.close("the server is draining")
+        if on_drain is not None:
+            await on_drain()
+        waits = [asyncio.ensure_future(self.calls.wait_idle()), asyncio.ensure_future(self._stop_requests.get())]
+        await asyncio.wait(waits, timeout=self._settings.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def stop(self) -> None:
+        """Calls that are still open are cancelled; answers that are on their way get a moment to leave."""
+        await self.grpc.stop(0.2)
+        await self._health_grpc.stop(0.2)
+        if self._httpd is not None:
+            await asyncio.to_thread(self._httpd.shutdown)
+            self._httpd.server_close()

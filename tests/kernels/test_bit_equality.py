@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each operation gives a row the same bits alone, among others, in any chunking and with one or two threads."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+
+ops = kernels.load("reference")
+BLOCK_TOKENS = 16
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["1-thread", "2-threads"])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def assert_rows_equal(operation: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    expected = operation(x)
+    for start, end in [(0, 1), (5, 6), (3, 5), (1, 10), (0, 16), (7, 24), (0, 31), (0, 64), (2, 131), (9, 200)]:
+        assert torch.equal(operation(x[start:end]), expected[start:end]), (start, end)
+
+
+SHAPES = [(960, 576), (576, 1536), (3072, 576), (64, 64), (320, 64), (33, 50), (1, 16), (4096, 320), (50, 1024)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear(shape: tuple[int, int]) -> None:
+    weight, bias = torch.randn(shape), torch.randn(shape[0])
+    assert_rows_equal(lambda x: ops.linear(x, weight, bias), torch.randn(256, shape[1]))
+
+
+def test_linear_has_the_bits_of_one_thread() -> None:
+    weight, x = torch.randn(960, 576), torch.randn(150, 576)
+    with_these = ops.linear(x, weight, None)
+    torch.set_num_threads(1)
+    assert torch.equal(ops.linear(x, weight, None), with_these)
+
+
+@pytest.mark.parametrize("size", [17, 64, 576, 1537])
+def test_rms_norm(size: int) -> None:
+    weight = torch.randn(size)
+    assert_rows_equal(lambda x: ops.rms_norm(x, weight, 1e-6), torch.randn(256, size))
+    assert_rows_equal(lambda x: ops.rms_norm(x, weight, 1e-6), torch.randn(256, 5, size))
+
+
+@pytest.mark.parametrize("size", [16, 50, 1536, 3001])
+def test_silu_mul(size: int) -> None:
+    assert_rows_equal(ops.silu_mul, torch.randn(256, 2 * size) * 8)
+
+
+def test_rope() -> None:
+    angles = torch.randn(256, 16)
+    both = torch.cat((torch.randn(256, 48), angles), 1)
+    assert_rows_equal(lambda x: ops.rope(x[:, :48].view(-1, 3, 16), x[:, 48:].cos(), x[:, 48:].sin()), both)
+
+
+class Context:
+    """One sequence's queries, keys and values of every position, written to blocks in a scattered order."""
+
+    def __init__(self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self.q = torch.randn(num_tokens, num_heads, head_dim)
+        self.k = torch.randn(num_tokens, num_kv_heads, head_dim)
+        self.v = torch.randn(num_tokens, num_kv_heads, head_dim)
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+
+def attend(spans: list[tuple[Context, int, int]], block_tokens: int = BLOCK_TOKENS) -> list[Tensor]:
+    """Queries [start, end) of each context, in one call over a cache whose unused slots hold NaN."""
+    num_blocks = [-(-end // block_tokens) for _, _, end in spans]
+    blocks = torch.randperm(sum(num_blocks) + 3)
+    num_kv_heads, head_dim = spans[0][0].k.shape[1:]
+    k_cache = torch.full((len(blocks), num_kv_heads, block_tokens, head_dim), torch.nan)
+    v_cache = k_cache.clone()
+    tables = torch.zeros(len(spans), max(num_blocks), dtype=torch.int64)
+    used = 0
+    for table, count, (context, _, end) in zip(tables, num_blocks, spans, strict=True):
+        table[:count] = blocks[used : used + count]
+        used += count
+        slots = (table[:count, None] * block_tokens + torch.arange(block_tokens)).flatten()[:end]
+        ops.store_kv(context.k[:end], context.v[:end], k_cache, v_cache, slots)
+    q = torch.cat([context.q[start:end] for context, start, end in spans])
+    lens = [end - start for _, start, end in spans]
+    offsets = (0, *torch.tensor(lens).cumsum(0).tolist())
+    out = ops.attention(q, k_cache, v_cache, tables, offsets, tuple(end for _, _, end in spans), 0.25)
+    return list(out.split(lens))
+
+
+HEADS = [(9, 3, 64), (4, 2, 16), (4, 4, 16), (8, 1, 128), (1, 1, 16)]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_in_chunks_and_company(heads: tuple[int, int, int]) -> None:
+    context, *others = [Context(num_tokens, *heads) for num_tokens in (300, 40, 257, 700, 3, 256, 64, 1, 90)]
+    (expected,) = attend([(context, 0, 300)])
+    assert not expected.isnan().any()
+    for chunk in (31, 32, 33, 64, 129):
+        for start in range(0, 300, chunk):
+            end = min(start + chunk, 300)
+            assert torch.equal(attend([(context, start, end)])[0], expected[start:end]), (start, end)
+    for token in (0, 15, 254, 255, 256, 299):
+        for num_others in (0, 1, 4, 8):
+            decode = [(other, len(other) - 1, len(other)) for other in others[:num_others]]
+            got = attend([*decode, (context, token, token + 1)])[-1]
+            assert torch.equal(got, expected[token : token + 1]), (token, num_others)
+    mixed = attend([(others[0], 0, 40), (context, 100, 140), (others[2], 699, 700), (others[1], 200, 240)])
+    assert torch.equal(mixed[1], expected[100:140])
+
+
+@pytest.mark.parametrize("block_tokens", [1, 7, 64, 512])
+def test_attention_does_not_depend_on_the_block_size(block_tokens: int) -> None:
+    context = Context(300, 4, 2, 16)
+    assert torch.equal(attend([(context, 0, 300)], block_tokens)[0], attend([(context, 0, 300)])[0])

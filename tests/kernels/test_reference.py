@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference operations against torch's own."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import kernels
+from protos.errors import ConfigError
+from tests.kernels.test_bit_equality import Context, attend
+
+ops = kernels.load("reference")
+close = torch.testing.assert_close
+
+
+def test_an_unknown_backend_names_what_exists() -> None:
+    with pytest.raises(ConfigError, match=r'"cuda" do not exist \(reference\)'):
+        kernels.load("cuda")
+
+
+def test_embed_reads_rows_by_int32_ids() -> None:
+    table = torch.randn(7, 3)
+    token_ids = torch.tensor([6, 0, 6], dtype=torch.int32)
+    assert torch.equal(ops.embed(table, token_ids), table[[6, 0, 6]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [0, 1, 16, 150])
+@pytest.mark.parametrize("num_outputs", [1, 33, 64])
+def test_linear(num_rows: int, num_outputs: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(num_rows, 48).to(dtype), torch.randn(num_outputs, 48).to(dtype)
+    bias = torch.randn(num_outputs).to(dtype)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.2
+    close(ops.linear(x, weight, bias), functional.linear(x, weight, bias), rtol=tolerance, atol=tolerance)
+
+
+def test_rms_norm() -> None:
+    x, weight = torch.randn(5, 3, 16), torch.randn(16)
+    close(ops.rms_norm(x, weight, 1e-5), functional.rms_norm(x, (16,), weight, 1e-5))
+
+
+def test_silu_mul() -> None:
+    gate, up = torch.tensor([[-200.0, -1.0, 0.0, 3.0, 200.0]]), torch.full((1, 5), 2.0)
+    close(ops.silu_mul(torch.cat((gate, up), 1)), functional.silu(gate) * up)
+
+
+def test_rope_turns_pairs() -> None:
+    angle = torch.tensor([[0.5, 0.25]])
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+    x = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
+    expected = [angle[0, 0].cos(), -angle[0, 1].sin(), angle[0, 0].sin(), angle[0, 1].cos()]
+    close(ops.rope(x, cos, sin).flatten(), torch.stack(expected))
+
+
+@pytest.mark.parametrize("spans", [[(0, 5)], [(4, 5), (0, 300)], [(255, 256), (256, 257), (3, 3 + 290)]])
+def test_attention(spans: list[tuple[int, int]]) -> None:
+    contexts = [(Context(end, 6, 2, 16), start, end) for start, end in spans]
+    for got, (context, start, end) in zip(attend(contexts), contexts, strict=True):
+        q, k, v = (t.transpose(0, 1) for t in (context.q[start:], context.k, context.v))
+        mask = torch.ones(end, end, dtype=torch.bool).tril()[start:]
+        expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=0.25, enable_gqa=True)
+        close(got, expected.transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_leaves_out_rows_without_queries() -> None:
+    first, second = Context(8, 4, 2, 16), Context(9, 4, 2, 16)
+    assert [len(out) for out in attend([(first, 8, 8), (second, 3, 9)])] == [0, 6]

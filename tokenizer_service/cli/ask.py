@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that ask running services and show the answer as it comes: ``generate`` and ``chat``.
+
+Does not start anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from protos.client import Client, Prompt
+from protos.errors import PackserveError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Sampling = dict[str, Any]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_MAX_TOKENS = 256
+
+
+def sampling_options(command: Command) -> Command:
+    """--address and what shapes an answer, for every command that asks."""
+    options: list[Callable[[Any], Any]] = [
+        click.option("--address", default=DEFAULT_ADDRESS, show_default=True, help="Of the tokenizer service."),
+        click.option("--max-tokens", default=DEFAULT_MAX_TOKENS, show_default=True, help="End the answer there."),
+        click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token each time."),
+        click.option("--top-k", type=int, help="Choose among the k likeliest tokens."),
+        click.option("--top-p", type=float, help="Choose among the likeliest tokens that reach probability p."),
+        click.option("--seed", type=int, help="The same seed gives the same answer."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("prompt")
+@sampling_options
+@click.option("--stop", multiple=True, help="End the answer before this text. Can be given more than once.")
+@click.option("--raw", is_flag=True, help="Continue the text as it stands, without the model's chat template.")
+def generate(prompt: str, address: str, stop: tuple[str, ...], raw: bool, **sampling: Any) -> None:
+    """Answer PROMPT, streamed to the terminal. PROMPT - reads the standard input.
+
+    A model with a chat template gets the prompt as a user's message, any other as text to continue.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with shown_errors():
+        asyncio.run(answer(address, text, raw, stop=stop, **given(sampling)))
+
+
+@click.command()
+@sampling_options
+@click.option("--system", help="An instruction that stands before the conversation.")
+def chat(address: str, system: str | None, **sampling: Any) -> None:
+    """Talk with the model. Ctrl-C ends an answer, Ctrl-D ends the conversation."""
+    messages = [{"role": "system", "text": system}] if system else []
+    with shown_errors(), asyncio.Runner() as runner:
+        while (text := read_line()) is not None:
+            messages.append({"role": "user", "text": text})
+            messages.append({"role": "assistant", "text": take_turn(runner, address, messages, given(sampling))})
+
+
+def read_line() -> str | None:
+    try:
+        return str(click.prompt(click.style(">", bold=True), prompt_suffix=" "))
+    except click.Abort:
+        click.echo()
+        return None
+
+
+def take_turn(runner: asyncio.Runner, address: str, messages: list[dict[str, str]], sampling: Sampling) -> str:
+    """The answer, or as much of it as came before Ctrl-C."""
+    said: list[str] = []
+    try:
+        runner.run(ask(address, messages, said, sampling))
+    except KeyboardInterrupt:
+        click.echo()
+    return "".join(said)
+
+
+async def ask(address: str, messages: Prompt, said: list[str], sampling: Sampling) -> None:
+    async with Client(address) as client:
+        await show(client, messages, said, **sampling)
+
+
+async def answer(address: str, text: str, raw: bool = False, **options: Any) -> None:
+    """The text as a user's message where the model has a chat template, else as it stands."""
+    async with Client(address) as client:
+        is_chat = not raw and (await client.model_info()).has_chat_template
+        await show(client, [{"role": "user", "text": text}] if is_chat else text, [], **options)
+
+
+async def show(client: Client, prompt: Prompt, said: list[str], **options: Any) -> None:
+    async for choice in client.generate_stream(prompt, **options):
+        click.echo(choice.text, nl=False)
+        said.append(choice.text)
+    click.echo()
+
+
+def given(sampling: Sampling) -> Sampling:
+    """Without the fields that were left to the model."""
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+@contextmanager
+def shown_errors() -> Iterator[None]:
+    """An error of ours becomes one line and status 1."""
+    try:
+        yield
+    except PackserveError as error:
+        raise click.ClickException(str(error)) from error
