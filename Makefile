@@ -26,7 +26,7 @@ run: $(VENV)/.run
 ifdef PROMPT
 	@packserve up --prompt "$$PROMPT"
 else
-	@packserve up --prompt "$$SAMPLE_PROMPT" --keep-serving
+	@packserve up --prompt "$$SAMPLE_PROMPT" --chat --keep-serving
 endif
 
 test: $(VENV)/.test
@@ -53,8 +53,8 @@ $(VENV)/.run: EXTRAS := tokenizer,executor
 $(VENV)/.test: EXTRAS := tokenizer,executor,test
 $(VENV)/.run $(VENV)/.test: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "installing packserve[$(EXTRAS)] into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo "installing packserve[$(EXTRAS)] into $(VENV), a minute or two"
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

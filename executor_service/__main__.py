@@ -33,7 +33,9 @@ from protos.server import Ports
 @click.option("--threads", default=0, help="CPU threads; 0: what the cgroup allows.")
 @click.option("--block-tokens", default=16, help="Tokens in a block of the KV cache.")
 @click.option("--num-blocks", default=0, help="Blocks in the KV cache; 0: from the memory that the cgroup leaves.")
-@click.option("--kv-memory-fraction", default=0.5, help="Share of the memory left after loading that the cache may take.")
+@click.option(
+    "--kv-memory-fraction", default=0.5, help="Share of the memory left after loading that the cache may take."
+)
 @click.option("--max-step-tokens", default=512, help="Tokens that one step computes at most.")
 @click.option("--max-sequences", default=256, help="Sequences that run at once.")
 @click.option("--max-context-tokens", default=0, help="Prompt and output together; 0: what model and cache allow.")

@@ -7,6 +7,7 @@ The port and liveness are there before the model is loaded; readiness comes afte
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -98,9 +99,7 @@ class Executor:
 
 
 def _admission(info: executor_pb2.ExecutorModel) -> Admission:
-    return Admission(
-        info.vocabulary_size, info.max_context_tokens, frozenset(info.eos_token_ids), info.defaults
-    )
+    return Admission(info.vocabulary_size, info.max_context_tokens, frozenset(info.eos_token_ids), info.defaults)
 
 
 def _welcome(model: LoadedModel) -> executor_pb2.Welcome:
@@ -119,15 +118,10 @@ def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
     def run() -> None:
         try:
-            result = work()
+            settle = functools.partial(future.set_result, work())
         except Exception as error:  # noqa: BLE001 handed to the one who waits
-            loop.call_soon_threadsafe(_settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(_settle, future.set_result, result)
-
-    def _settle(setter: Callable[[object], None], value: object) -> None:
-        if not future.done():
-            setter(value)
+            settle = functools.partial(future.set_exception, error)
+        loop.call_soon_threadsafe(lambda: future.done() or settle())
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return future

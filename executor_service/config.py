@@ -6,7 +6,7 @@ What depends on the machine (how many blocks fit, how many threads) is measured 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from protos.errors import ConfigError
@@ -26,7 +26,7 @@ class ExecutorConfig:
     device: str = "cpu"
     dtype: str = "auto"
     kernels: str = "reference"
-    ports: Ports = Ports()
+    ports: Ports = field(default_factory=Ports)
     threads: int = 0
     block_tokens: int = 16
     num_blocks: int = 0

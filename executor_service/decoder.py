@@ -63,8 +63,8 @@ class Decoder:
 
     def project(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
-        q, k, v = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
+        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        q, k, v = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
@@ -85,7 +85,8 @@ class Decoder:
         shape = (num_blocks, self.config.num_kv_heads, block_tokens, self.config.head_dim)
         dtype = self.weights.embedding.dtype
 
-        def zeros() -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        # Not cleared: pages are taken from the system as they are written, and no operation reads an unwritten slot.
+        def empty() -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
 
-        return [(zeros(), zeros()) for _ in range(self.config.num_layers)]
+        return [(empty(), empty()) for _ in range(self.config.num_layers)]

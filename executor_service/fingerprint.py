@@ -24,7 +24,7 @@ def config_sha256(config: ModelConfig) -> str:
 
 
 def weights_sha256(directory: Path) -> str:
-    """Of each tensor's name, type, shape and first, middle and last 4 KiB, by name; how it is sharded does not count."""
+    """Of each tensor's name, type, shape and first, middle and last 4 KiB, in order of names; shards do not count."""
     digest = hashlib.sha256()
     for name, tensor in sorted(read_checkpoint(directory).items()):
         digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step on the device: what the model reads beside its weights.
 
 Holds tensors and the host lists that operations want. Does not know sequences or how the arrays were packed.

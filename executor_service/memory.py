@@ -15,7 +15,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 def available_bytes(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
     """The least of what the machine has available and what the memory cgroup leaves."""
     free = [_meminfo_available(meminfo)]
-    for limit, usage in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         limit_bytes, used_bytes = _number(cgroup / limit), _number(cgroup / usage)
         if limit_bytes is not None and used_bytes is not None:
             free.append(limit_bytes - used_bytes)

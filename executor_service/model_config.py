@@ -92,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     architecture = parse_architecture(config)
     check_keys(config)
-    values = ARCHITECTURES[architecture].defaults | config
+    values = {**ARCHITECTURES[architecture].defaults, **config}
     num_heads, hidden_size = whole(values, "num_attention_heads"), whole(values, "hidden_size")
     max_position_embeddings = whole(values, "max_position_embeddings")
     return ModelConfig(

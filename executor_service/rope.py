@@ -56,7 +56,7 @@ def llama3_frequencies(plain: Tensor, parameters: dict[str, float]) -> Tensor:
 
 
 def yarn_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Dimensions that turn often over the first training's context are kept, rare ones stretched, with a ramp between."""
+    """Dimensions that turn often over the original context are kept, rare ones stretched, with a ramp between."""
     parameters = config.parameters
     context = parameters["original_max_position_embeddings"]
 

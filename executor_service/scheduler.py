@@ -233,4 +233,6 @@ def _take_start(sequence: Sequence) -> RowStart | None:
 
 def _describe_late(sequence: Sequence, now_s: float) -> str:
     waited_s = now_s - sequence.arrival_s
-    return f"the deadline passed after {waited_s:.1f} s with {sequence.num_known - sequence.num_prompt_tokens} tokens out"
+    return (
+        f"the deadline passed after {waited_s:.1f} s with {sequence.num_known - sequence.num_prompt_tokens} tokens out"
+    )

@@ -76,9 +76,7 @@ class Stream:
             return []
         return [(request_id, ids, row) for (request_id, ids), row in zip(batch, request.rows, strict=True)]
 
-    def _admit(
-        self, request_id: int, token_ids: Int32Array, row: executor_pb2.Row, num_before: int
-    ) -> list[Message]:
+    def _admit(self, request_id: int, token_ids: Int32Array, row: executor_pb2.Row, num_before: int) -> list[Message]:
         """num_before: how many messages of this request are on their way to the engine already."""
         key = RowKey(self.id, request_id)
         if request_id in self.open_request_ids:

@@ -96,7 +96,7 @@ class Places:
         sizes = [shape[0] for shape in parts.values()]
         width = next(iter(parts.values()))[1:]
         weight = torch.empty((sum(sizes), *width), dtype=self.dtype, device=self.device)
-        self.by_name |= zip(parts, weight.split(sizes), strict=True)
+        self.by_name |= zip(parts, torch.split(weight, sizes), strict=True)
         return weight
 
     def layer(self, config: ModelConfig, layer: int) -> LayerWeights:

@@ -91,6 +91,9 @@ class Calls(grpc.aio.ServerInterceptor):
             await context.abort(status_code(error), detail(error))
         except grpc.aio.AbortError:
             raise
+        except asyncio.CancelledError:
+            # By the caller, who hears nothing any more; or by ourselves, where gRPC alone would leave it waiting.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ended the call")
         except Exception:
             logger.exception("a call failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")

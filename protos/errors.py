@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can go wrong, in the domain's words. Only protos/rpc.py knows status codes.
 
 A message is short, names the field and gives both numbers: it travels in a trailer.

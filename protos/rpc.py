@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between the error tree and gRPC: the one place that knows status codes."""
 
 from __future__ import annotations

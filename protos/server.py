@@ -11,6 +11,7 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -80,6 +81,12 @@ def serve_metrics(host: str, port: int, setting: str, registry: CollectorRegistr
     except OSError as error:
         raise ConfigError(f"{setting}={port}: can't listen on {host}:{port}: {error.strerror}") from error
     return httpd
+
+
+def _close(httpd: WSGIServer) -> None:
+    """Blocks until the server's next look at its flag, half a second away at most."""
+    httpd.shutdown()
+    httpd.server_close()
 
 
 class Health:
@@ -191,5 +198,4 @@ class Server:
         await self.grpc.stop(0.2)
         await self._health_grpc.stop(0.2)
         if self._httpd is not None:
-            await asyncio.to_thread(self._httpd.shutdown)
-            self._httpd.server_close()
+            threading.Thread(target=_close, args=(self._httpd,), daemon=True).start()

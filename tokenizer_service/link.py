@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One executor and the stream to it: rows and cancellations up, ids and load down, and again after a loss.
+"""One executor and the stream to it: Hello and Welcome, rows up, ids and load down, and again after a loss.
 
-What waits leaves as one message. The reader never waits for a call. When the stream ends, every open row ends with
-Unavailable. Does not know text, nor which link a row should take.
+When the stream ends, every open row ends with Unavailable. Does not know what messages mean to rows (open_rows.py), nor
+which link a row should take (pool.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from itertools import count
 from typing import Any
 
 import grpc
-import numpy as np
 
-from protos.batch import TokenBatch
-from protos.errors import NotReady, PackserveError, RequestCancelled, Unavailable
+from protos.errors import NotReady, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc
-from protos.rpc import error_from_code
 from protos.server import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
-from tokenizer_service.packing import PackedRow, pack_requests
-from tokenizer_service.rows import Arrivals, Float32Array, Outcome, RowRequest, RowStream
+from tokenizer_service.open_rows import OpenRows
+from tokenizer_service.rows import Arrivals, RowRequest, RowStream
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -65,14 +60,10 @@ class ExecutorLink:
         self.is_retired = False
         self._hello = hello
         self._on_change = on_change
-        self._on_wire = on_wire
         self._load = executor_pb2.Load()
         self._num_foreign_rows = 0
-        self._request_ids = count(1)
-        self._rows: dict[int, RowStream] = {}
-        self._unsent: dict[int, RowStream] = {}
-        self._cancelled: list[int] = []
-        self._has_work = asyncio.Event()
+        self._rows = OpenRows(on_wire)
+        self._last_reason = ""
 
     @property
     def is_connected(self) -> bool:
@@ -99,17 +90,7 @@ class ExecutorLink:
         """Queued for the next message. What comes back is announced to ``arrivals``."""
         if not self.takes_rows:
             raise Unavailable(f"executor {self.address} takes no rows")
-        row = RowStream(next(self._request_ids), request, arrivals, self._cancel)
-        self._rows[row.request_id] = self._unsent[row.request_id] = row
-        self._has_work.set()
-        return row
-
-    def _cancel(self, row: RowStream) -> None:
-        if self._rows.pop(row.request_id, None) is None:
-            return
-        if self._unsent.pop(row.request_id, None) is None:
-            self._cancelled.append(row.request_id)
-            self._has_work.set()
+        return self._rows.submit(request, arrivals)
 
     async def run(self) -> None:
         """Connects, and again whenever the stream ends, until retired."""
@@ -129,26 +110,27 @@ class ExecutorLink:
         except grpc.aio.AioRpcError as error:
             is_refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             reason = f"{error.code().name}: {error.details()}"
+        except asyncio.InvalidStateError:
+            pass  # it ended before it could be written to
         except TimeoutError:
             reason = f"nothing was heard for {LOST_AFTER_S:g} s"
         except PackserveError as error:
             is_refused, reason = isinstance(error, NotReady), str(error)
         finally:
             call.cancel()
-            self._end_rows(reason)
-        logger.log(logging.ERROR if is_refused else logging.WARNING, "executor %s: %s", self.address, reason)
+            self.welcome, self._load, self._num_foreign_rows = None, executor_pb2.Load(), 0
+            self._rows.end_all(Unavailable(f"executor {self.address} is lost: {reason}"))
         self.is_refused = is_refused
+        self._log_end(reason)
         await self._on_change()
 
-    def _end_rows(self, reason: str) -> None:
-        rows = list(self._rows.values())
-        self.welcome, self._load, self._num_foreign_rows = None, executor_pb2.Load(), 0
-        for waiting in (self._rows, self._unsent, self._cancelled):
-            waiting.clear()
-        for row in rows:
-            row.end(Unavailable(f"executor {self.address} is lost: {reason}"))
+    def _log_end(self, reason: str) -> None:
+        """Loud once, not at every try."""
+        level = logging.DEBUG if reason == self._last_reason else logging.ERROR if self.is_refused else logging.WARNING
+        self._last_reason = reason
+        logger.log(level, "executor %s: %s", self.address, reason)
 
-    async def _talk(self, call: ExecuteCall) -> None:
+    async def _talk(self, call: Any) -> None:
         """Reads until the executor ends the stream, falls silent, or is to be left and has no row of ours."""
         loop = asyncio.get_running_loop()
         writer: asyncio.Task[None] | None = None
@@ -175,7 +157,7 @@ class ExecutorLink:
                 f"executor's vocabulary is {welcome.fingerprint.vocabulary_sha256[:12]}, "
                 f"this tokenizer's {self._hello.vocabulary_sha256[:12]}"
             )
-        self.welcome, self.is_refused = welcome, False
+        self.welcome, self.is_refused, self._last_reason = welcome, False, ""
         logger.info("executor %s: connected to instance %s, %s", self.address, welcome.instance_id, welcome.model.name)
         await self._on_change()
 
@@ -183,63 +165,14 @@ class ExecutorLink:
         """Sends all that waits, as often as something does. The reader sees why a stream broke."""
         try:
             while True:
-                await self._has_work.wait()
-                for message in self._take_work():
+                await self._rows.has_work.wait()
+                for message in self._rows.take_work():
                     await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 
-    def _take_work(self) -> list[executor_pb2.ExecuteRequest]:
-        now_s = time.monotonic()
-        rows = [_packed(row, now_s) for row in self._unsent.values()]
-        cancelled, self._cancelled = self._cancelled, []
-        self._unsent.clear()
-        self._has_work.clear()
-        return list(pack_requests(rows, cancelled))
-
     def _receive(self, response: executor_pb2.ExecuteResponse) -> None:
         if response.HasField("step"):
-            self._dispatch(response.step)
+            self._rows.dispatch(response.step)
         self._load = load = response.load
         self._num_foreign_rows = max(0, load.num_running + load.num_waiting - len(self._rows))
-
-    def _dispatch(self, step: executor_pb2.StepOutput) -> None:
-        """Each part to its row. Rows that were cancelled are passed over: the executor had not heard yet."""
-        for start in step.starts:
-            if row := self._rows.get(start.request_id):
-                row.begin(start)
-                self._on_wire(max(0.0, time.monotonic() - row.sent_s - start.elapsed_us / 1e6))
-        logprobs = {entry.row: _floats(entry.logprobs) for entry in step.logprobs}
-        positions = step.first_positions
-        for i, (request_id, token_ids) in enumerate(TokenBatch.from_wire(step.batch)):
-            if row := self._rows.get(request_id):
-                try:
-                    row.feed(token_ids, positions[i], logprobs.get(i))
-                except PackserveError as error:
-                    row.cancel()
-                    row.end(error)
-        for terminal in step.terminals:
-            if row := self._rows.pop(terminal.request_id, None):
-                row.end(_outcome(terminal))
-
-
-def _packed(row: RowStream, now_s: float) -> PackedRow:
-    request = row.request
-    row.sent_s = now_s
-    if request.deadline_s is not None:
-        request.row.timeout_ms = max(0, int((request.deadline_s - now_s) * 1000))
-    return row.request_id, request.token_ids, request.row
-
-
-def _floats(wire: bytes) -> Float32Array:
-    return np.frombuffer(wire, "<f4").astype(np.float32, copy=False)
-
-
-def _outcome(terminal: executor_pb2.Terminal) -> Outcome:
-    match terminal.WhichOneof("outcome"):
-        case "finished":
-            return terminal.finished
-        case "error":
-            return error_from_code(terminal.error.code, terminal.error.detail)
-        case _:
-            return RequestCancelled("the executor cancelled the row")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 
 from protos.errors import Unavailable
@@ -93,17 +94,19 @@ class ExecutorPool:
         for address in addresses - self._links.keys():
             link = ExecutorLink(address, self._hello, self._on_change, self._on_wire)
             self._links[address] = link
-            self._tasks[link] = task = asyncio.create_task(link.run())
-            task.add_done_callback(lambda _, link=link: self._forget(link))  # type: ignore[misc]
+            self._tasks[link] = task = asyncio.create_task(link.run(), name=address)
+            task.add_done_callback(partial(self._forget, link))
 
     def _retire(self, link: ExecutorLink) -> None:
         link.is_retired = True
         if not link.num_open_rows:
             self._tasks[link].cancel()
 
-    def _forget(self, link: ExecutorLink) -> None:
+    def _forget(self, link: ExecutorLink, task: asyncio.Task[None]) -> None:
         self._tasks.pop(link, None)
         self._picked.pop(link, None)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("executor %s: its link broke, a restart is needed", link.address, exc_info=error)
 
 
 async def resolve(name: str) -> frozenset[str]:

@@ -101,7 +101,7 @@ class RowStream:
         self._outcome: Outcome | None = None
 
     def cancel(self) -> None:
-        """Nothing more arrives; the executor hears of it with the next message. May be called again, and after the end."""
+        """Nothing more arrives; the executor hears of it with the next message. Harmless again, or after the end."""
         self._cancel(self)
 
     def take(self) -> RowUpdate:

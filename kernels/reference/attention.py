@@ -55,7 +55,7 @@ def piece_tokens(cache: Tensor) -> int:
 
 
 def context_pieces(block_tables: Tensor, cache: Tensor, context_lens: Sequence[int]) -> Tensor:
-    """Where the pieces of each row's context lie, [B, K, whole tiles of pieces]; the last one is repeated at the end."""
+    """Where the pieces of each row's context lie, [B, K, whole tiles of pieces]; the last one repeated at the end."""
     num_kv_heads, block_tokens, size = cache.shape[1], cache.shape[2], piece_tokens(cache)
     device = block_tables.device
     num_positions = -(-context_lens[0] // CONTEXT) * CONTEXT
@@ -69,7 +69,8 @@ def context_pieces(block_tables: Tensor, cache: Tensor, context_lens: Sequence[i
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, pieces: Tensor, context_lens: Sequence[int]) -> Tensor:
     """q [B, T, H, D], scaled -> [B, T, H, D] float32; pieces and context_lens are longest first."""
     num_queries, num_kv_heads = q.shape[1], k_cache.shape[1]
-    queries = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)  # [B, K, T * H / K, D]
+    grouped = q.view(*q.shape[:2], num_kv_heads, -1, q.shape[3]).transpose(1, 2)  # [B, K, T, H / K, D]
+    queries = grouped.flatten(2, 3)  # [B, K, T * H / K, D]
     lens = torch.tensor(context_lens, device=q.device)[:, None]
     seen = lens - num_queries + 1 + torch.arange(num_queries, device=q.device)  # [B, T], positions a query sees
     seen = seen.repeat_interleave(queries.shape[2] // num_queries, 1)[:, None, :, None]
@@ -85,13 +86,14 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, pieces: Tensor, context_
         if context_lens[num_active - 1] < start + CONTEXT:
             clear(values, positions < lens[:num_active])
         softmax.add(scores, values)
-    return softmax.result().unflatten(2, (num_queries, -1)).transpose(1, 2).reshape(q.shape)
+    return softmax.result().view(grouped.shape).transpose(1, 2).reshape(q.shape)
 
 
 def read(cache: Tensor, pieces: Tensor) -> Tensor:
     """pieces [B, K, P] of the cache -> [B, K, tokens, D] float32."""
     size, head_dim = piece_tokens(cache), cache.shape[3]
-    return cache.view(-1, size * head_dim).index_select(0, pieces.flatten()).view(*pieces.shape[:2], -1, head_dim).float()
+    tokens = cache.view(-1, size * head_dim).index_select(0, pieces.flatten())
+    return tokens.view(*pieces.shape[:2], -1, head_dim).float()
 
 
 def clear(values: Tensor, is_kept: Tensor) -> None:

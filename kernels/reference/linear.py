@@ -8,7 +8,7 @@ tile's product is a batch of two halves of the weight: each item of a batch is c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -56,15 +56,16 @@ def tiles(x: Tensor, weight: Tensor) -> Iterator[tuple[int, int]]:
         yield start, ROWS
 
 
-@lru_cache(maxsize=None)
+@cache
 def exact_tiles(
     num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device, num_threads: int
 ) -> tuple[int, ...]:
-    """Large tiles whose products have the bits of 16-row tiles, tried on random numbers; num_threads keys the answer."""
+    """Large tiles whose products have the bits of 16-row tiles, tried on random numbers once for each shape and number
+    of threads."""
     if num_outputs * num_inputs > MAX_PROBED_WEIGHTS:
         return ()
     generator = torch.Generator(device).manual_seed(0)
     weight = torch.rand(num_outputs, num_inputs, dtype=dtype, device=device, generator=generator) - 0.5
     x = torch.rand(LARGE_TILES[0], num_inputs, dtype=dtype, device=device, generator=generator) - 0.5
-    expected = torch.cat([tile_product(part, weight, ROWS) for part in x.split(ROWS)])
+    expected = torch.cat([tile_product(x[start : start + ROWS], weight, ROWS) for start in range(0, len(x), ROWS)])
     return tuple(size for size in LARGE_TILES if torch.equal(tile_product(x[:size], weight, size), expected[:size]))

@@ -42,8 +42,8 @@ def product(rows: Tensor, matrices: Tensor) -> Tensor:
     Always a batch of at least two items of 16 rows: each item is then computed by one thread, in one way.
     """
     num_rows = rows.shape[2]
-    tiles = pad(rows, (0, 0, 0, -num_rows % ROWS)).flatten(0, 1).unflatten(1, (-1, ROWS))  # [P, m, 16, X]
     matrices = matrices.flatten(0, 1)  # [P, X, Y]
+    tiles = pad(rows, (0, 0, 0, -num_rows % ROWS)).reshape(len(matrices), -1, ROWS, rows.shape[3])  # [P, m, 16, X]
     if tiles.shape[1] > 1:
         out = rows.new_empty(*tiles.shape[:3], matrices.shape[-1])
         for i in range(len(tiles)):

@@ -23,7 +23,9 @@ from protos.packserve.v1 import batch_pb2, executor_pb2, sampling_pb2
 CPU = torch.device("cpu")
 
 
-def row(first: int, token_ids: list[int] | None, block_ids: list[int], samples: bool = True, index: int = -1) -> StepRow:
+def row(
+    first: int, token_ids: list[int] | None, block_ids: list[int], samples: bool = True, index: int = -1
+) -> StepRow:
     ids = None if token_ids is None else np.array(token_ids, np.int32)
     num_tokens = 1 if ids is None else len(ids)
     return StepRow(RowKey(1, 1), first, num_tokens, ids, index, block_ids, Sampling() if samples else None, 0)

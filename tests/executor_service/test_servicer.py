@@ -237,7 +237,10 @@ async def test_half_close_lets_open_rows_end() -> None:
 
 
 async def test_queue_is_bounded() -> None:
-    async with running_executor(SlowRunner(), max_queued=2, max_step_tokens=1) as executor, connected(executor) as client:
+    async with (
+        running_executor(SlowRunner(), max_queued=2, max_step_tokens=1) as executor,
+        connected(executor) as client,
+    ):
         await client.send({i: [5, 6] for i in range(20)}, **sampling(max_tokens=2))
         await client.read_until_ended(*range(20))
         details = {row.terminals[0].error.detail for row in client.rows.values() if row.outcome == "error"}
@@ -271,7 +274,11 @@ async def test_idle_stream_gets_a_heartbeat_with_the_load() -> None:
     [
         ({}, grpc.StatusCode.INVALID_ARGUMENT, "hello is missing"),
         ({"protocol_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "hello.protocol_version is 99"),
-        ({"protocol_version": 1, "vocabulary_sha256": "w"}, grpc.StatusCode.FAILED_PRECONDITION, "is w, this executor's is v"),
+        (
+            {"protocol_version": 1, "vocabulary_sha256": "w"},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "is w, this executor's is v",
+        ),
     ],
 )
 async def test_wrong_hello_is_refused_at_connect(hello: dict[str, object], code: grpc.StatusCode, words: str) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import kernels
+from tests.fixtures.paged import Context, attend
 
 ops = kernels.load("reference")
-BLOCK_TOKENS = 16
 
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["1-thread", "2-threads"])
@@ -60,39 +60,6 @@ def test_rope() -> None:
     angles = torch.randn(256, 16)
     both = torch.cat((torch.randn(256, 48), angles), 1)
     assert_rows_equal(lambda x: ops.rope(x[:, :48].view(-1, 3, 16), x[:, 48:].cos(), x[:, 48:].sin()), both)
-
-
-class Context:
-    """One sequence's queries, keys and values of every position, written to blocks in a scattered order."""
-
-    def __init__(self, num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        self.q = torch.randn(num_tokens, num_heads, head_dim)
-        self.k = torch.randn(num_tokens, num_kv_heads, head_dim)
-        self.v = torch.randn(num_tokens, num_kv_heads, head_dim)
-
-    def __len__(self) -> int:
-        return len(self.q)
-
-
-def attend(spans: list[tuple[Context, int, int]], block_tokens: int = BLOCK_TOKENS) -> list[Tensor]:
-    """Queries [start, end) of each context, in one call over a cache whose unused slots hold NaN."""
-    num_blocks = [-(-end // block_tokens) for _, _, end in spans]
-    blocks = torch.randperm(sum(num_blocks) + 3)
-    num_kv_heads, head_dim = spans[0][0].k.shape[1:]
-    k_cache = torch.full((len(blocks), num_kv_heads, block_tokens, head_dim), torch.nan)
-    v_cache = k_cache.clone()
-    tables = torch.zeros(len(spans), max(num_blocks), dtype=torch.int64)
-    used = 0
-    for table, count, (context, _, end) in zip(tables, num_blocks, spans, strict=True):
-        table[:count] = blocks[used : used + count]
-        used += count
-        slots = (table[:count, None] * block_tokens + torch.arange(block_tokens)).flatten()[:end]
-        ops.store_kv(context.k[:end], context.v[:end], k_cache, v_cache, slots)
-    q = torch.cat([context.q[start:end] for context, start, end in spans])
-    lens = [end - start for _, start, end in spans]
-    offsets = (0, *torch.tensor(lens).cumsum(0).tolist())
-    out = ops.attention(q, k_cache, v_cache, tables, offsets, tuple(end for _, _, end in spans), 0.25)
-    return list(out.split(lens))
 
 
 HEADS = [(9, 3, 64), (4, 2, 16), (4, 4, 16), (8, 1, 128), (1, 1, 16)]

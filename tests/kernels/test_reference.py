@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import kernels
 from protos.errors import ConfigError
-from tests.kernels.test_bit_equality import Context, attend
+from tests.fixtures.paged import Context, attend
 
 ops = kernels.load("reference")
 close = torch.testing.assert_close

@@ -43,6 +43,11 @@ class FakeService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Generate(self, request: Any, context: Any) -> Any:
+        if request.tenant == "gives up":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
         if request.tenant == "own mistake":
             raise ValueError("secret detail")
         raise PromptTooLong("prompts[0] has 9 tokens, the model's context is 8" + "!" * 1000)
@@ -82,8 +87,8 @@ class Running:
 @asynccontextmanager
 async def running(settings: FakeSettings = FakeSettings()) -> AsyncIterator[Running]:
     server, service = Server(SERVICE, "TOKENIZER", settings, new_registry()), FakeService()
-    ports = await server.start()
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.grpc)
+    ports = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.port}") as channel:
         yield Running(server, service, ports, channel)
     await server.stop()
@@ -106,22 +111,18 @@ async def test_health_port_answers_too_and_an_unknown_service_is_not_found() -> 
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_servicer_may_come_after_the_port_and_calls_are_refused_until_then() -> None:
-    server = Server(SERVICE, "TOKENIZER", FakeSettings(), new_registry())
-    server.calls.close("the tokenizer is loading")
-    ports = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.port}") as channel:
-        stub: Any = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+async def test_calls_are_refused_with_the_reason_until_opened() -> None:
+    async with running() as it:
+        it.server.calls.close("the tokenizer is loading")
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stub.Generate(tokenizer_pb2.GenerateRequest())
+            await it.stub.Generate(tokenizer_pb2.GenerateRequest())
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.value.details() == "the tokenizer is loading"
+        assert await it.check("liveness") == SERVING
 
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(FakeService(), server.grpc)
-        server.calls.open()
-        call = stub.GenerateStream(tokenizer_pb2.GenerateRequest())
+        it.server.calls.open()
+        call = it.stub.GenerateStream(tokenizer_pb2.GenerateRequest())
         assert await call.read() is not grpc.aio.EOF
-    await server.stop()
 
 
 async def test_used_port_refuses_to_start_and_names_the_setting() -> None:
@@ -155,6 +156,14 @@ async def test_own_mistake_is_internal_and_keeps_its_words_to_the_log(caplog: py
         assert error.value.code() is grpc.StatusCode.INTERNAL
         assert "secret" not in error.value.details()
         assert "secret detail" in caplog.text
+
+
+async def test_call_that_the_server_cancels_is_answered() -> None:
+    async with running() as it:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await it.stub.Generate(tokenizer_pb2.GenerateRequest(tenant="gives up"), timeout=5)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        await asyncio.wait_for(it.server.calls.wait_idle(), 5)
 
 
 async def test_error_after_messages_ends_the_stream_with_its_status() -> None:

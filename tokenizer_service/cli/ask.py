@@ -43,15 +43,12 @@ def sampling_options(command: Command) -> Command:
 @click.argument("prompt")
 @sampling_options
 @click.option("--stop", multiple=True, help="End the answer before this text. Can be given more than once.")
-@click.option("--raw", is_flag=True, help="Continue the text as it stands, without the model's chat template.")
-def generate(prompt: str, address: str, stop: tuple[str, ...], raw: bool, **sampling: Any) -> None:
-    """Answer PROMPT, streamed to the terminal. PROMPT - reads the standard input.
-
-    A model with a chat template gets the prompt as a user's message, any other as text to continue.
-    """
+@click.option("--chat", "is_chat", is_flag=True, help="PROMPT is a message to answer, by the model's chat template.")
+def generate(prompt: str, address: str, stop: tuple[str, ...], is_chat: bool, **sampling: Any) -> None:
+    """Continue the text PROMPT, streamed to the terminal. PROMPT - reads the standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
     with shown_errors():
-        asyncio.run(answer(address, text, raw, stop=stop, **given(sampling)))
+        asyncio.run(answer(address, text, is_chat, stop=stop, **given(sampling)))
 
 
 @click.command()
@@ -78,28 +75,22 @@ def take_turn(runner: asyncio.Runner, address: str, messages: list[dict[str, str
     """The answer, or as much of it as came before Ctrl-C."""
     said: list[str] = []
     try:
-        runner.run(ask(address, messages, said, sampling))
+        runner.run(show(address, messages, said, **sampling))
     except KeyboardInterrupt:
         click.echo()
     return "".join(said)
 
 
-async def ask(address: str, messages: Prompt, said: list[str], sampling: Sampling) -> None:
+async def answer(address: str, text: str, is_chat: bool, **options: Any) -> None:
+    await show(address, [{"role": "user", "text": text}] if is_chat else text, [], **options)
+
+
+async def show(address: str, prompt: Prompt, said: list[str], **options: Any) -> None:
+    """Each piece goes to the terminal as it comes, and to ``said``."""
     async with Client(address) as client:
-        await show(client, messages, said, **sampling)
-
-
-async def answer(address: str, text: str, raw: bool = False, **options: Any) -> None:
-    """The text as a user's message where the model has a chat template, else as it stands."""
-    async with Client(address) as client:
-        is_chat = not raw and (await client.model_info()).has_chat_template
-        await show(client, [{"role": "user", "text": text}] if is_chat else text, [], **options)
-
-
-async def show(client: Client, prompt: Prompt, said: list[str], **options: Any) -> None:
-    async for choice in client.generate_stream(prompt, **options):
-        click.echo(choice.text, nl=False)
-        said.append(choice.text)
+        async for choice in client.generate_stream(prompt, **options):
+            click.echo(choice.text, nl=False)
+            said.append(choice.text)
     click.echo()
 
 

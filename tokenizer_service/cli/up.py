@@ -34,7 +34,7 @@ FREE_PORTS = Ports("127.0.0.1", 0, 0, 0)
 CALLS_TO_TRY = """
 packserve serves {model} on {address}. Calls to try:
 
-  {packserve} generate --address {address} "Why is the sky blue?"
+  {packserve} generate --address {address} "The capital of France is"
   {packserve} chat --address {address}
   grpcurl -plaintext -d '{{"prompts": [{{"text": "The capital of France is"}}], "sampling": {{"max_tokens": 16}}}}' \\
     {address} packserve.v1.TokenizerService/GenerateStream
@@ -52,6 +52,7 @@ class Plan:
     tokenizer: Ports
     executor: Ports
     prompt: str | None
+    is_chat: bool
     max_tokens: int
     is_serving_on: bool
 
@@ -66,9 +67,18 @@ class Plan:
 @click.option("--executor-health-port", type=int, help="[default: 50062]")
 @click.option("--executor-metrics-port", type=int, help="[default: 9102]")
 @click.option("--prompt", help="Answer this prompt, then stop both services. Takes free ports where none are given.")
+@click.option("--chat", "is_chat", is_flag=True, help="--prompt is a message to answer, not a text to continue.")
 @click.option("--keep-serving", is_flag=True, help="After --prompt, serve on.")
 @click.option("--max-tokens", default=DEFAULT_MAX_TOKENS, show_default=True, help="Of the answer to --prompt.")
-def up(model: str | None, host: str, prompt: str | None, keep_serving: bool, max_tokens: int, **ports: Any) -> None:
+def up(
+    model: str | None,
+    host: str,
+    prompt: str | None,
+    is_chat: bool,
+    keep_serving: bool,
+    max_tokens: int,
+    **ports: int | None,
+) -> None:
     """Start both services on this machine.
 
     The executor runs the model, the tokenizer service is what callers speak to. Each is a process of its own; further
@@ -76,7 +86,7 @@ def up(model: str | None, host: str, prompt: str | None, keep_serving: bool, max
     """
     is_serving_on = keep_serving or prompt is None
     tokenizer, executor = chosen_ports(host, is_serving_on, **ports)
-    plan = Plan(model or demo_model(), tokenizer, executor, prompt, max_tokens, is_serving_on)
+    plan = Plan(model or demo_model(), tokenizer, executor, prompt, is_chat, max_tokens, is_serving_on)
     with log_file(plan) as log:
         run_until_signal(carry_out(plan, log), plan)
 
@@ -145,7 +155,7 @@ async def carry_out(plan: Plan, log: IO[str] | None) -> None:
 async def serve(plan: Plan) -> None:
     address = f"{plan.tokenizer.host}:{plan.tokenizer.port}"
     if plan.prompt is not None:
-        await answer(address, plan.prompt, temperature=0, max_tokens=plan.max_tokens)
+        await answer(address, plan.prompt, plan.is_chat, temperature=0, max_tokens=plan.max_tokens)
     if plan.is_serving_on:
         click.echo(calls_to_try(plan, address))
         await asyncio.Event().wait()

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad setting stops the start and names itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from executor_service.__main__ import main
+from executor_service.config import ExecutorConfig
+from protos.errors import ConfigError
+from protos.server import Ports
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"block_tokens": 12}, "EXECUTOR_BLOCK_TOKENS=12: must be a power of two"),
+        ({"ports": Ports(port=99999)}, "EXECUTOR_PORT=99999: must be 0 to 65535"),
+        ({"kv_memory_fraction": 0.0}, "EXECUTOR_KV_MEMORY_FRACTION=0.0: must be in (0, 1]"),
+        ({"dtype": "int3"}, "EXECUTOR_DTYPE=int3: must be one of auto, float32, bfloat16, float16"),
+        ({"device": "tpu"}, "EXECUTOR_DEVICE=tpu: must be one of cpu"),
+        ({"max_step_tokens": 0}, "EXECUTOR_MAX_STEP_TOKENS=0: must be 1 or more"),
+        ({"max_context_tokens": 1}, "EXECUTOR_MAX_CONTEXT_TOKENS=1: must be 0 (the model's) or at least 2"),
+        ({"depth": 3}, "EXECUTOR_DEPTH=3: must be 0 to 2"),
+        ({"model": Path("/nowhere")}, "EXECUTOR_MODEL=/nowhere: must be a directory"),
+    ],
+)
+def test_bad_setting_is_named(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ExecutorConfig(**({"model": tmp_path} | settings))
+    assert words in str(error.value)
+
+
+def test_environment_fills_settings_and_a_bad_one_exits_with_its_name(tmp_path: Path) -> None:
+    env = {"EXECUTOR_MODEL": str(tmp_path), "EXECUTOR_BLOCK_TOKENS": "12"}
+    result = CliRunner().invoke(main, env=env)
+    assert result.exit_code != 0
+    assert "EXECUTOR_BLOCK_TOKENS=12" in str(result.exception)

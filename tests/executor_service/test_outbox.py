@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""News leave a step at a time, merge when the reader is slow, and are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from executor_service.outbox import BYTES_PER_OUTPUT, MAX_BYTES, MAX_STEPS, Outbox
+from executor_service.sequence import RowKey
+from executor_service.step import RowOutput
+from protos.errors import LimitReached
+
+
+def news(token_id: int) -> list[RowOutput]:
+    return [RowOutput(RowKey(1, 1), token_id)]
+
+
+async def drain(outbox: Outbox) -> list[tuple[int, list[int | None]]]:
+    outbox.close()
+    return [(step[0], [o.token_id for o in step[1]]) async for step in outbox.steps() if step]
+
+
+async def test_each_step_is_apart_while_the_reader_keeps_up() -> None:
+    outbox = Outbox()
+    for step in range(MAX_STEPS):
+        outbox.put(step, news(step))
+    assert await drain(outbox) == [(step, [step]) for step in range(MAX_STEPS)]
+
+
+async def test_past_the_cap_steps_merge_and_nothing_is_lost() -> None:
+    outbox = Outbox()
+    for step in range(MAX_STEPS + 10):
+        outbox.put(step, news(step))
+    steps = await drain(outbox)
+    assert len(steps) == 10
+    assert [token_id for _, ids in steps for token_id in ids] == list(range(MAX_STEPS + 10))
+
+
+async def test_full_outbox_keeps_nothing_and_says_so() -> None:
+    outbox = Outbox()
+    for step in range(MAX_BYTES // BYTES_PER_OUTPUT + 2):
+        outbox.put(step, news(step))
+    assert outbox.is_full
+    with pytest.raises(LimitReached, match=str(MAX_BYTES)):
+        await anext(outbox.steps())
+
+
+async def test_reader_is_woken_by_news() -> None:
+    outbox = Outbox()
+    reading = asyncio.create_task(anext(outbox.steps()))
+    await asyncio.sleep(0)
+    outbox.put(7, news(1))
+    outbox.wake()
+    assert await reading == (7, news(1))

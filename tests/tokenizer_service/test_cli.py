@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console script: what reaches the service, what reaches the terminal, and how a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protos.server import Ports
+from tests.fixtures import fake_service
+from tests.fixtures.echo_service import EchoServicer, serve_echo
+from tests.fixtures.repository import ROOT
+from tokenizer_service.cli import main
+from tokenizer_service.cli.services import names_a_model
+from tokenizer_service.cli.up import chosen_ports
+
+SCRIPT = [sys.executable, "-P", "-c", "from tokenizer_service.cli import main; main()"]
+
+
+@pytest.fixture
+def servicer() -> EchoServicer:
+    return EchoServicer()
+
+
+@pytest.fixture
+async def address(servicer: EchoServicer) -> AsyncIterator[str]:
+    async with serve_echo(servicer) as address:
+        yield address
+
+
+async def invoke(*arguments: str, text: str = "") -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments, input=text)
+
+
+async def test_generate_continues_the_text(servicer: EchoServicer, address: str) -> None:
+    result = await invoke("generate", "hello", "--address", address, "--top-k", "5", "--stop", "x")
+    assert (result.output, result.exit_code) == ("hello\n", 0)
+    (request,) = servicer.requests
+    assert (request.prompts[0].text, request.stop, request.sampling.top_k) == ("hello", ["x"], 5)
+    assert request.sampling.temperature == 0
+    assert request.sampling.HasField("temperature")
+    assert not request.sampling.HasField("seed")
+
+
+async def test_generate_reads_standard_input(address: str) -> None:
+    assert (await invoke("generate", "-", "--address", address, text="from a pipe")).output == "from a pipe\n"
+
+
+async def test_generate_chat_sends_a_message(servicer: EchoServicer, address: str) -> None:
+    assert (await invoke("generate", "hi", "--chat", "--address", address)).output == "hi\n"
+    (message,) = servicer.requests[0].prompts[0].chat.messages
+    assert (message.role, message.text) == ("user", "hi")
+
+
+async def test_error_is_one_line_and_status_1(address: str) -> None:
+    result = await invoke("generate", "hello", "--address", address, "--max-tokens", "-1")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: max_tokens is -1, must be at least 1\n"
+
+
+async def test_chat_keeps_the_conversation(servicer: EchoServicer, address: str) -> None:
+    result = await invoke("chat", "--system", "S", "--address", address, text="one\ntwo\n")
+    assert result.exit_code == 0
+    messages = servicer.requests[1].prompts[0].chat.messages
+    assert [(message.role, message.text) for message in messages] == [
+        ("system", "S"),
+        ("user", "one"),
+        ("assistant", "Sone"),
+        ("user", "two"),
+    ]
+
+
+@pytest.mark.parametrize("command", ["up", "generate", "chat", "model"])
+async def test_help_is_there(command: str) -> None:
+    result = await invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+def test_a_named_model_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert names_a_model(("--model", "x"), "EXECUTOR_MODEL")
+    assert names_a_model(("--model=x",), "EXECUTOR_MODEL")
+    assert not names_a_model(("--port", "1"), "EXECUTOR_MODEL")
+    monkeypatch.setenv("EXECUTOR_MODEL", "x")
+    assert names_a_model((), "EXECUTOR_MODEL")
+
+
+def test_ports_are_known_while_serving_and_free_for_one_prompt() -> None:
+    names = [prefix + name for prefix in ("", "executor_") for name in ("port", "health_port", "metrics_port")]
+    given = dict.fromkeys(names) | {"metrics_port": 9000}
+    tokenizer, executor = chosen_ports("0.0.0.0", True, **given)
+    assert tokenizer == Ports("0.0.0.0", 50051, 50052, 9000)
+    assert executor == Ports("127.0.0.1", 50061, 50062, 9102)
+    tokenizer, executor = chosen_ports("127.0.0.1", False, **given)
+    ports = {tokenizer.port, tokenizer.health_port, executor.port, executor.health_port, executor.metrics_port}
+    assert len(ports) == 5
+    assert 0 not in ports
+    assert tokenizer.metrics_port == 9000
+
+
+class Up:
+    """``packserve up`` over fake services, in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        fake_service.install(directory)
+        self.directory = directory
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "PACKSERVE_HOME": str(directory / "home")}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*SCRIPT, "up", *arguments],
+            cwd=self.directory,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[str, str, int]:
+        """stdout, stderr, exit status."""
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate()
+        return stdout, stderr, process.returncode
+
+    @contextmanager
+    def serving(self) -> Iterator[subprocess.Popen[str]]:
+        free_ports = [f"--{prefix}{name}=0" for prefix in ("", "executor-") for name in ("port", "health-port")]
+        metrics = ["--metrics-port=0", "--executor-metrics-port=0"]
+        with self.start("--model", "fine", *free_ports, *metrics) as process:
+            assert process.stdout
+            while "Ctrl-C stops" not in process.stdout.readline():
+                assert process.poll() is None
+            yield process
+            process.kill()
+
+    def child(self, name: str) -> int:
+        return int((self.directory / f"{name}.pid").read_text())
+
+    def is_running(self, name: str) -> bool:
+        return Path("/proc", str(self.child(name))).exists()
+
+
+@pytest.fixture
+def packserve_up(tmp_path: Path) -> Up:
+    return Up(tmp_path)
+
+
+def test_up_answers_one_prompt_and_stops_both(packserve_up: Up) -> None:
+    assert packserve_up.run("--model", "fine", "--prompt", "hello") == ("hello\n", "", 0)
+    assert not packserve_up.is_running("executor")
+    assert not packserve_up.is_running("tokenizer")
+    assert list((packserve_up.directory / "home" / "logs").iterdir()) == []
+
+
+def test_up_says_which_service_did_not_start_and_keeps_its_log(packserve_up: Up) -> None:
+    stdout, stderr, status = packserve_up.run("--model", "broken", "--prompt", "hello")
+    assert (stdout, status) == ("", 1)
+    (log,) = (packserve_up.directory / "home" / "logs").iterdir()
+    assert "the executor service ended with status 3" in stderr
+    assert str(log) in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_both_and_ends_well(packserve_up: Up, number: signal.Signals) -> None:
+    with packserve_up.serving() as process:
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert not packserve_up.is_running("executor")
+        assert not packserve_up.is_running("tokenizer")
+
+
+@pytest.mark.parametrize("name", ["executor", "tokenizer"])
+def test_death_of_a_service_ends_the_other(packserve_up: Up, name: str) -> None:
+    with packserve_up.serving() as process:
+        os.kill(packserve_up.child(name), signal.SIGKILL)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert f"the {name} service ended with status -9" in stderr
+        assert not packserve_up.is_running("executor")
+        assert not packserve_up.is_running("tokenizer")

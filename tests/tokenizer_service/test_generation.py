@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls end to end through the service, over loopback, with an executor whose ids are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.packserve.v1 import batch_pb2, executor_pb2, sampling_pb2, tokenizer_pb2
+from tests.fixtures.byte_tokenizer import B_COMMA_C, END, write_byte_tokenizer
+from tests.fixtures.fake_executor import LOGPROB, FakeExecutor
+from tests.fixtures.tokenizer_app import RunningApp, app_with
+from tests.fixtures.waiting import until
+
+STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_byte_tokenizer(tmp_path / "tiny")
+
+
+def asks(*texts: str, sampling: dict[str, Any] | None = None, **fields: Any) -> tokenizer_pb2.GenerateRequest:
+    prompts = [tokenizer_pb2.Prompt(text=text) for text in texts or ("hi",)]
+    return tokenizer_pb2.GenerateRequest(
+        prompts=prompts, sampling=sampling_pb2.SamplingParameters(**(sampling or {})), **fields
+    )
+
+
+async def parts(it: RunningApp, request: tokenizer_pb2.GenerateRequest) -> list[tokenizer_pb2.Choice]:
+    return [choice async for message in it.stub.GenerateStream(request) for choice in message.choices]
+
+
+async def both(it: RunningApp, request: tokenizer_pb2.GenerateRequest) -> tokenizer_pb2.Choice:
+    """The one choice of the unary call, once the stream has been found to sum to it."""
+    streamed = await parts(it, request)
+    (choice,) = (await it.stub.Generate(request)).choices
+    assert "".join(part.text for part in streamed) == choice.text
+    assert [token_id for part in streamed for token_id in part.token_ids] == choice.token_ids
+    assert [entry for part in streamed for entry in part.logprobs] == list(choice.logprobs)
+    assert streamed[-1].finish == choice.finish
+    assert streamed[-1].usage == choice.usage
+    assert not any(part.HasField("finish") for part in streamed[:-1])
+    return choice
+
+
+def scripted(output: bytes | Sequence[int], **fields: Any) -> FakeExecutor:
+    return FakeExecutor(output=lambda _: list(output), **fields)
+
+
+async def test_stream_sums_to_the_unary_answer(model: Path) -> None:
+    async with app_with(scripted("grüße 世界".encode()), model) as it:
+        choice = await both(it, asks("hello"))
+        assert choice.text == "grüße 世界"
+        assert bytes(choice.token_ids) == "grüße 世界".encode()
+        assert choice.finish == tokenizer_pb2.Finish(reason=STOP)
+        assert choice.usage == tokenizer_pb2.Usage(num_prompt_tokens=5, num_cached_tokens=1, num_output_tokens=14)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4, 5, 6, 7])
+async def test_cut_character_has_one_rule(model: Path, num_tokens: int) -> None:
+    """B04."""
+    output = b"Hi \xf0\x9f\x8c\xb6" + b"!"
+    async with app_with(scripted(output), model) as it:
+        choice = await both(it, asks(sampling={"max_tokens": num_tokens}))
+        assert choice.text == output[:num_tokens].decode(errors="replace")
+        assert bytes(choice.token_ids) == output[:num_tokens]
+        assert choice.finish.reason == LENGTH
+        assert choice.usage.num_output_tokens == num_tokens
+
+
+async def test_prompt_character_never_comes_back(model: Path) -> None:
+    """B01."""
+    prompt = tokenizer_pb2.Prompt(token_ids=batch_pb2.TokenIds(token_ids=b"Hello \xe4\xb8"))
+    async with app_with(scripted(b"\x96!"), model) as it:
+        choice = await both(it, tokenizer_pb2.GenerateRequest(prompts=[prompt]))
+        assert choice.text == "世!"
+
+
+async def test_stop_string_ends_the_choice_and_is_never_shown(model: Path) -> None:
+    """B09."""
+    fake = scripted(b"12345678" * 100)
+    async with app_with(fake, model) as it:
+        choice = await both(it, asks("say 456", stop=["456"]))
+        assert choice.text == "123"
+        assert bytes(choice.token_ids) == b"123456"
+        assert choice.finish == tokenizer_pb2.Finish(reason=STOP, stop="456")
+        assert choice.usage.num_output_tokens == 6
+        await until(lambda: len(fake.cancelled) == 2)
+        assert it.app.pool.pick().num_open_rows == 0
+
+
+async def test_stop_string_that_is_not_completed_loses_nothing(model: Path) -> None:
+    """B09."""
+    async with app_with(scripted(b"12345678"), model) as it:
+        choice = await both(it, asks("say 457", stop=["457"]))
+        assert choice.text == "12345678"
+        assert not choice.finish.HasField("matched")
+
+
+@pytest.mark.parametrize(("include_stop", "text"), [(False, "ab"), (True, "ab,")])
+async def test_nothing_behind_a_stop_inside_one_id(model: Path, include_stop: bool, text: str) -> None:
+    """B11."""
+    async with app_with(scripted([ord("a"), B_COMMA_C, ord("d")]), model) as it:
+        choice = await both(it, asks(stop=[","], include_stop=include_stop))
+        assert choice.text == text
+        assert choice.token_ids == [ord("a"), B_COMMA_C]
+
+
+async def test_stop_id_is_counted_named_and_not_shown(model: Path) -> None:
+    async with app_with(scripted([*b"ok", END], stop_token_id=END), model) as it:
+        for skip in (True, False):
+            choice = await both(it, asks(skip_special_tokens=skip))
+            assert choice.text == "ok"
+            assert choice.token_ids == [*b"ok", END]
+            assert choice.finish == tokenizer_pb2.Finish(reason=STOP, stop_token_id=END)
+            assert choice.usage.num_output_tokens == 3
+
+
+async def test_logprobs_have_the_bytes_of_each_id(model: Path) -> None:
+    async with app_with(scripted("é".encode()), model) as it:
+        choice = await both(it, asks(sampling={"logprobs": 0}))
+        assert [(entry.token_id, entry.logprob, entry.token_bytes) for entry in choice.logprobs] == [
+            (0xC3, LOGPROB, b"\xc3"),
+            (0xA9, LOGPROB, b"\xa9"),
+        ]
+
+
+async def test_choices_of_every_prompt_come_with_their_own_indices_and_one_seed(model: Path) -> None:
+    """B26, the tokenizer service's part."""
+    fake = FakeExecutor(output=lambda row: [row.token_ids[0], ord("0") + row.row.choice_index])
+    async with app_with(fake, model) as it:
+        answer = await it.stub.Generate(asks("a", "b", n=3))
+        assert [(choice.prompt_index, choice.choice_index, choice.text) for choice in answer.choices] == [
+            *((0, 0, "a0"), (0, 1, "a1"), (0, 2, "a2")),
+            *((1, 0, "b0"), (1, 1, "b1"), (1, 2, "b2")),
+        ]
+        assert answer.usage == tokenizer_pb2.Usage(num_prompt_tokens=2, num_cached_tokens=2, num_output_tokens=12)
+        assert len({row.sampling.seed for row in fake.all_rows}) == 1
+
+        await it.stub.Generate(asks("a", sampling={"seed": 7}))
+        assert fake.all_rows[-1].sampling.seed == 7
+        await it.stub.Generate(asks("a"))
+        assert fake.all_rows[-1].sampling.seed != fake.all_rows[0].sampling.seed
+
+
+async def test_several_choices_share_a_message(model: Path) -> None:
+    fake = scripted(b"abc", step_s=0.02)
+    async with app_with(fake, model) as it:
+        sizes = [len(message.choices) async for message in it.stub.GenerateStream(asks(n=4))]
+        assert sizes == [4, 4, 4]
+
+
+async def test_row_carries_what_the_caller_gave(model: Path) -> None:
+    fake = scripted(b"x")
+    async with app_with(fake, model) as it:
+        await it.stub.Generate(
+            asks(priority=3, tenant="t", cache_salt=b"s", request_id="r", sampling={"top_k": 4}), timeout=60
+        )
+        (row,) = fake.all_rows
+        assert (row.priority, row.tenant, row.cache_salt, row.caller_request_id) == (3, "t", b"s", "r")
+        assert row.sampling.top_k == 4
+        assert 50_000 < row.timeout_ms <= 60_000
+
+
+async def test_caller_that_goes_away_cancels_its_rows(model: Path) -> None:
+    """B41."""
+    fake = scripted(b"x" * 100_000)
+    async with app_with(fake, model) as it:
+        num_tasks = len(asyncio.all_tasks())
+        for method in (it.stub.GenerateStream, it.stub.Generate):
+            call = method(asks(n=2))
+            await until(lambda: len(fake.rows) == 2)
+            call.cancel()
+            await until(lambda: not fake.rows)
+        await until(lambda: it.sample("packserve_requests_total", outcome="cancelled") == 2)
+        await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
+        assert it.app.pool.pick().num_open_rows == 0
+
+
+async def test_caller_that_reads_nothing_and_goes_away_cancels_its_rows(model: Path) -> None:
+    fake = scripted(b"x" * 1_000_000, step_s=0)
+    async with app_with(fake, model) as it:
+        call = it.stub.GenerateStream(asks(n=100))
+        await call.read()
+        await asyncio.sleep(0.5)
+        call.cancel()
+        await until(lambda: not fake.rows)
+        await until(lambda: it.sample("packserve_requests_total", outcome="cancelled") == 1)
+
+
+async def test_deadline_cancels_the_rows_and_counts_as_expired(model: Path) -> None:
+    """B41."""
+    fake = scripted(b"x" * 100_000)
+    async with app_with(fake, model) as it:
+        for answer in (read_all(it.stub.GenerateStream(asks(), timeout=0.2)), it.stub.Generate(asks(), timeout=0.2)):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await answer
+            assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until(lambda: not fake.rows)
+        await until(lambda: it.sample("packserve_requests_total", outcome="expired") == 2)
+
+
+async def read_all(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
+async def test_row_error_reaches_the_caller_and_cancels_the_other_rows(model: Path) -> None:
+    error = executor_pb2.RowError(code=8, detail="9 rows wait, the limit is 8")
+    fake = scripted(b"x" * 1000, refuse=lambda row: error if row.row.choice_index == 1 else None)
+    async with app_with(fake, model) as it:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await it.stub.Generate(asks(n=3))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.details() == "9 rows wait, the limit is 8"
+        await until(lambda: not fake.rows)
+        assert it.sample("packserve_requests_total", outcome="error") == 1
+
+
+async def test_hops_and_outcomes_are_measured_under_both_names(model: Path) -> None:
+    async with app_with(scripted(b"abcd"), model) as it:
+        before = it.scrape()
+        assert 'packserve_requests_total{outcome="expired"} 0.0' in before
+        assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 0.0' in before
+        await it.stub.Generate(asks("xyz"))
+        await it.stub.Generate(asks("xyz", sampling={"max_tokens": 2}))
+        for name in ("tokenize", "wire", "detokenize", "time_to_first_token", "request"):
+            assert it.sample(f"packserve_{name}_seconds_count") == 2, name
+        assert it.sample("packserve_inter_token_latency_seconds_count") >= 1
+        assert it.sample("packserve_prompt_tokens_total") == 6
+        assert it.sample("packserve_generation_tokens_total") == 6
+        assert it.sample("packserve_executors_connected") == 1
+        labels = {"model_name": "tiny", "engine": "0"}
+        assert it.sample("vllm:request_success_total", finished_reason="length", **labels) == 1
+        assert it.sample("vllm:generation_tokens_total", **labels) == 6
+        assert it.sample("vllm:e2e_request_latency_seconds_count", **labels) == 2

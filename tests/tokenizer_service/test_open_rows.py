@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream's rows as messages, without a stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protos.batch import TokenBatch
+from protos.errors import InvalidRequest, RequestCancelled, Unavailable
+from protos.packserve.v1 import executor_pb2
+from tokenizer_service.open_rows import OpenRows
+from tokenizer_service.rows import Arrivals, RowRequest, RowStream
+
+
+def submit(rows: OpenRows) -> RowStream:
+    return rows.submit(RowRequest(np.array([1], np.int32), executor_pb2.Row()), Arrivals())
+
+
+def step(*request_ids: int, positions: list[int]) -> executor_pb2.StepOutput:
+    batch = TokenBatch.pack(request_ids, [np.array([7], np.int32)] * len(request_ids)).to_wire()
+    return executor_pb2.StepOutput(batch=batch, first_positions=positions)
+
+
+def test_cancelled_row_that_the_executor_still_answers_is_passed_over() -> None:
+    rows = OpenRows(lambda _: None)
+    gone, kept = submit(rows), submit(rows)
+    rows.take_work()
+    gone.cancel()
+    rows.dispatch(step(gone.request_id, kept.request_id, positions=[0, 0]))
+    assert not len(gone.take().token_ids)
+    assert kept.take().token_ids.tolist() == [7]
+    (message,) = rows.take_work()
+    assert message.cancelled_request_ids == [gone.request_id]
+
+
+def test_message_that_contradicts_itself_is_refused() -> None:
+    rows = OpenRows(lambda _: None)
+    row = submit(rows)
+    with pytest.raises(InvalidRequest, match="first_positions has 0 entries, the batch has 1 rows"):
+        rows.dispatch(step(row.request_id, positions=[]))
+
+
+def test_row_that_the_executor_cancelled_says_so() -> None:
+    rows = OpenRows(lambda _: None)
+    row = submit(rows)
+    terminal = executor_pb2.Terminal(request_id=row.request_id, cancelled=executor_pb2.Cancelled())
+    rows.dispatch(executor_pb2.StepOutput(terminals=[terminal]))
+    assert isinstance(row.take().outcome, RequestCancelled)
+    assert len(rows) == 0
+
+
+def test_end_of_the_stream_ends_every_row_and_leaves_nothing_to_send() -> None:
+    rows = OpenRows(lambda _: None)
+    sent = submit(rows)
+    rows.take_work()
+    unsent = submit(rows)
+    rows.end_all(Unavailable("lost"))
+    assert isinstance(sent.take().outcome, Unavailable)
+    assert isinstance(unsent.take().outcome, Unavailable)
+    assert rows.take_work() == []
+    assert submit(rows).request_id > unsent.request_id

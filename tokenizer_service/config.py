@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator can set, checked when made. Filled from flags and environment in __main__.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protos.errors import ConfigError
+from protos.server import Ports
+from tokenizer_service.pool import DNS_PREFIX
+
+DEFAULT_EXECUTOR = "127.0.0.1:50061"
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """executors: "host:port", or "dns:///name:port" for every address behind a name."""
+
+    model: Path
+    name: str = ""
+    executors: tuple[str, ...] = (DEFAULT_EXECUTOR,)
+    ports: Ports = field(default_factory=Ports)
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _check(self.model.is_dir(), "MODEL", self.model, "must be a directory with tokenizer files")
+        for setting, port in (
+            ("PORT", self.ports.port),
+            ("HEALTH_PORT", self.ports.health_port),
+            ("METRICS_PORT", self.ports.metrics_port),
+        ):
+            _check(0 <= port < 65536, setting, port, "must be 0 to 65535")
+        _check(len(self.executors) > 0, "EXECUTORS", "", "must name at least one executor")
+        for target in self.executors:
+            _check(_is_target(target), "EXECUTORS", target, f"must be host:port or {DNS_PREFIX}name:port")
+        _check(self.drain_timeout_s >= 0, "DRAIN_TIMEOUT_S", self.drain_timeout_s, "must be 0 or more")
+
+    @property
+    def model_name(self) -> str:
+        return self.name or self.model.resolve().name
+
+
+def _is_target(target: str) -> bool:
+    host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
+    return bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _check(is_valid: bool, setting: str, value: object, bound: str) -> None:
+    if not is_valid:
+        raise ConfigError(f"TOKENIZER_{setting}={value}: {bound}")

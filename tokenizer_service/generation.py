@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call from prompts to its last choice: rows to the pool, what they bring to choices, choices to messages.
+
+Every way out cancels the rows still open: the end, an error, the caller's cancellation, its deadline. Does not know
+statuses or how a row travels.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+from protos.batch import Int32Array
+from protos.errors import PackserveError, Unavailable
+from protos.packserve.v1 import executor_pb2, sampling_pb2, tokenizer_pb2
+from protos.vocabulary import Vocabulary
+from tokenizer_service.admission import check_prompts, check_request, num_choices
+from tokenizer_service.choice import ChoiceStream
+from tokenizer_service.metrics import LENGTH, CallRecord, Metrics
+from tokenizer_service.pool import ExecutorPool
+from tokenizer_service.prompts import PromptEncoder
+from tokenizer_service.rows import Arrivals, RowRequest, RowStream
+
+Choices = dict[RowStream, ChoiceStream]
+Request = tokenizer_pb2.GenerateRequest
+
+
+@dataclass(frozen=True)
+class Generator:
+    model_name: str
+    vocabulary: Vocabulary
+    prompts: PromptEncoder
+    pool: ExecutorPool
+    metrics: Metrics
+
+    async def stream(
+        self, request: Request, timeout_s: float | None
+    ) -> AsyncGenerator[tokenizer_pb2.GenerateStreamResponse]:
+        """A message for whatever came since the last one, of however many choices."""
+        with CallRecord(self.metrics, timeout_s) as record:
+            check_request(request, self.model_name)
+            prompts = await self.prompts.encode(request.prompts)
+            check_prompts(prompts, request.sampling, self._model())
+            open_choices: Choices = {}
+            arrivals = Arrivals()
+            try:
+                self._submit(request, prompts, record, arrivals, open_choices)
+                while open_choices:
+                    response, error = _advance(await arrivals.next(), open_choices, record)
+                    yield response
+                    if error is not None:
+                        raise error
+            finally:
+                for row in open_choices:
+                    row.cancel()
+
+    def _model(self) -> executor_pb2.ExecutorModel:
+        welcome = self.pool.welcome or self.pool.pick().welcome
+        if welcome is None:
+            raise Unavailable("no executor is connected")
+        return welcome.model
+
+    def _submit(
+        self,
+        request: Request,
+        prompts: list[Int32Array],
+        record: CallRecord,
+        arrivals: Arrivals,
+        open_choices: Choices,
+    ) -> None:
+        """A prompt's choices go to one executor, which computes the prompt once."""
+        sampling = _with_seed(request.sampling)
+        for prompt_index, prompt in enumerate(prompts):
+            link = self.pool.pick()
+            record.on_prompt(len(prompt))
+            for choice_index in range(num_choices(request)):
+                row = link.submit(
+                    RowRequest(prompt, _wire_row(request, sampling, choice_index), record.deadline_s), arrivals
+                )
+                open_choices[row] = ChoiceStream(prompt_index, choice_index, prompt, request, self.vocabulary)
+
+
+def _with_seed(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
+    """Drawn once a call where the caller gave none, so that another executor could go on with it."""
+    seeded = sampling_pb2.SamplingParameters()
+    seeded.CopyFrom(sampling)
+    if not seeded.HasField("seed"):
+        seeded.seed = secrets.randbits(64)
+    return seeded
+
+
+def _wire_row(request: Request, sampling: sampling_pb2.SamplingParameters, choice_index: int) -> executor_pb2.Row:
+    return executor_pb2.Row(
+        sampling=sampling,
+        choice_index=choice_index,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        caller_request_id=request.request_id,
+    )
+
+
+def _advance(
+    rows: list[RowStream], open_choices: Choices, record: CallRecord
+) -> tuple[tokenizer_pb2.GenerateStreamResponse, PackserveError | None]:
+    """Takes what came; ended choices leave ``open_choices``. Ids that came before an error still go out."""
+    error: PackserveError | None = None
+    response = tokenizer_pb2.GenerateStreamResponse()
+    for row in rows:
+        choice, update = open_choices[row], row.take()
+        if len(update.token_ids):
+            choice.last_s = record.on_ids(len(update.token_ids), choice.last_s)
+        begun_s = time.perf_counter()
+        message = choice.advance(update)
+        record.detokenize_s += time.perf_counter() - begun_s
+        response.choices.append(message)
+        if isinstance(update.outcome, PackserveError) and not choice.is_ended:
+            error = error or update.outcome
+        elif choice.is_ended:
+            row.cancel()
+            del open_choices[row]
+            if message.finish.reason == sampling_pb2.FINISH_REASON_LENGTH:
+                record.reason = LENGTH
+    return response, error
+
+
+async def collect(responses: AsyncIterator[tokenizer_pb2.GenerateStreamResponse]) -> tokenizer_pb2.GenerateResponse:
+    """The sum of a stream: what the unary call answers."""
+    choices: dict[tuple[int, int], tokenizer_pb2.Choice] = {}
+    texts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    async for response in responses:
+        for part in response.choices:
+            key = (part.prompt_index, part.choice_index)
+            texts[key].append(part.text)
+            choices.setdefault(key, tokenizer_pb2.Choice()).MergeFrom(part)
+    for key, choice in choices.items():
+        choice.text = "".join(texts[key])
+    ordered = [choices[key] for key in sorted(choices)]
+    return tokenizer_pb2.GenerateResponse(choices=ordered, usage=_total_usage(ordered))
+
+
+def _total_usage(choices: list[tokenizer_pb2.Choice]) -> tokenizer_pb2.Usage:
+    """A prompt counts once, however many choices it has."""
+    firsts = [choice.usage for choice in choices if choice.choice_index == 0]
+    return tokenizer_pb2.Usage(
+        num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
+        num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+        num_output_tokens=sum(choice.usage.num_output_tokens for choice in choices),
+    )

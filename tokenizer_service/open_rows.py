@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows that are open on one stream, and what they are as messages: up as they wait, down as a step brings them.
+
+All that waits leaves together. Dispatching never waits for a call. Does not know the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from protos.batch import TokenBatch
+from protos.errors import InvalidRequest, PackserveError, RequestCancelled
+from protos.packserve.v1 import executor_pb2
+from protos.rpc import error_from_code
+from tokenizer_service.packing import PackedRow, pack_requests
+from tokenizer_service.rows import Arrivals, Float32Array, Outcome, RowRequest, RowStream
+
+
+class OpenRows:
+    """A request id is never used again. on_wire hears seconds that a row's first ids and their answer travelled."""
+
+    def __init__(self, on_wire: Callable[[float], None]) -> None:
+        self.has_work = asyncio.Event()
+        self._on_wire = on_wire
+        self._request_ids = count(1)
+        self._rows: dict[int, RowStream] = {}
+        self._unsent: dict[int, RowStream] = {}
+        self._cancelled: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def submit(self, request: RowRequest, arrivals: Arrivals) -> RowStream:
+        row = RowStream(next(self._request_ids), request, arrivals, self._cancel)
+        self._rows[row.request_id] = self._unsent[row.request_id] = row
+        self.has_work.set()
+        return row
+
+    def _cancel(self, row: RowStream) -> None:
+        if self._rows.pop(row.request_id, None) is None:
+            return
+        if self._unsent.pop(row.request_id, None) is None:
+            self._cancelled.append(row.request_id)
+            self.has_work.set()
+
+    def take_work(self) -> list[executor_pb2.ExecuteRequest]:
+        now_s = time.monotonic()
+        rows = [_packed(row, now_s) for row in self._unsent.values()]
+        cancelled, self._cancelled = self._cancelled, []
+        self._unsent.clear()
+        self.has_work.clear()
+        return list(pack_requests(rows, cancelled))
+
+    def dispatch(self, step: executor_pb2.StepOutput) -> None:
+        """Each part to its row. Rows that were cancelled are passed over: the executor had not heard yet.
+
+        Raises InvalidRequest where the message contradicts itself.
+        """
+        for start in step.starts:
+            if row := self._rows.get(start.request_id):
+                row.begin(start)
+                self._on_wire(max(0.0, time.monotonic() - row.sent_s - start.elapsed_us / 1e6))
+        batch, positions = TokenBatch.from_wire(step.batch), step.first_positions
+        if len(positions) != len(batch):
+            raise InvalidRequest(f"first_positions has {len(positions)} entries, the batch has {len(batch)} rows")
+        logprobs = {entry.row: _floats(entry.logprobs) for entry in step.logprobs}
+        for i, (request_id, token_ids) in enumerate(batch):
+            if row := self._rows.get(request_id):
+                try:
+                    row.feed(token_ids, positions[i], logprobs.get(i))
+                except PackserveError as error:
+                    row.cancel()
+                    row.end(error)
+        for terminal in step.terminals:
+            if row := self._rows.pop(terminal.request_id, None):
+                row.end(_outcome(terminal))
+
+    def end_all(self, error: PackserveError) -> None:
+        """The stream is gone, and what waited for it."""
+        rows = list(self._rows.values())
+        for waiting in (self._rows, self._unsent, self._cancelled):
+            waiting.clear()
+        for row in rows:
+            row.end(error)
+
+
+def _packed(row: RowStream, now_s: float) -> PackedRow:
+    request = row.request
+    row.sent_s = now_s
+    if request.deadline_s is not None:
+        request.row.timeout_ms = max(0, int((request.deadline_s - now_s) * 1000))
+    return row.request_id, request.token_ids, request.row
+
+
+def _floats(wire: bytes) -> Float32Array:
+    return np.frombuffer(wire, "<f4").astype(np.float32, copy=False)
+
+
+def _outcome(terminal: executor_pb2.Terminal) -> Outcome:
+    match terminal.WhichOneof("outcome"):
+        case "finished":
+            return terminal.finished
+        case "error":
+            return error_from_code(terminal.error.code, terminal.error.detail)
+        case _:
+            return RequestCancelled("the executor cancelled the row")
