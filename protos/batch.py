@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host twin of the wire's TokenBatch: rows of token ids packed flat in three numpy arrays.
 
-Checks the invariants and turns batches to and from the wire; no step here loops over ids. Does not know what a row is for.
+Checks the invariants and turns batches to and from the wire; no step here loops over ids. Does not know what a row is
+for.
 """
 
 from __future__ import annotations

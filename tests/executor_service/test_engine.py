@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from executor_service.blocks import BlockPool
-from executor_service.engine import Engine, EndRow, EndStream
+from executor_service.engine import EndRow, EndStream, Engine
 from executor_service.scheduler import Scheduler
 from executor_service.sequence import RowKey, Sequence
 from executor_service.step import CANCELLED, Finish, RowOutput, Sampled, Step

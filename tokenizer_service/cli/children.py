@@ -64,7 +64,7 @@ async def child(name: str, ports: Ports, log: IO[str] | None, *arguments: str) -
     others = ["--health-port", str(ports.health_port), "--metrics-port", str(ports.metrics_port)]
     command = [sys.executable, "-m", f"{name}_service", *arguments, *listen, *others]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=log or sys.stderr, stderr=log, process_group=0
     )
     service = Child(name, process)
     try:

@@ -141,8 +141,8 @@ async def cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def carry_out(plan: Plan, log: IO[str] | None) -> None:
-    console = Console(stderr=True)
-    status = console.status(f"loading {Path(plan.model).name}")
+    # Where the services' own log lines are on the terminal, they tell of the progress.
+    status = Console(stderr=True, quiet=log is None).status(f"loading {Path(plan.model).name}")
     status.start()
     try:
         async with both_services(plan.model, plan.tokenizer, plan.executor, log) as (executor, tokenizer):
