@@ -7,6 +7,9 @@ never looks at what lies between embed and logits. Does not know sequences, samp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,8 +19,14 @@ from executor_service.rope import Rope
 from executor_service.weights import DecoderWeights, LayerWeights
 from kernels import Backend
 
-# Turned queries and keys share a step's cos and sin, each [N, D].
-Turns = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the layers of one step have in common."""
+
+    cos: Tensor  # [N, D]
+    sin: Tensor  # [N, D]
+    plan: Any  # the backend's own
 
 
 class Decoder:
@@ -39,36 +48,44 @@ class Decoder:
         return self.ops.embed(self.weights.embedding, token_ids)  # [N, C]
 
     def layers(self, x: Tensor, batch: ForwardBatch, cache: KvCache) -> Tensor:
-        turns = self.rope(batch.positions, x.dtype)
+        shared = self.prepare(x, batch, cache)
         for layer, kv in zip(self.weights.layers, cache, strict=True):
-            x = x + self.attention(x, layer, turns, batch, kv)
+            x = x + self.attention(x, layer, shared, kv)
             x = x + self.mlp(x, layer)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
         """x [R, ...] -> [R, V] float32."""
         x = self.ops.rms_norm(x, self.weights.norm, self.config.rms_norm_eps)
-        return self.ops.linear(x, self.weights.head, None).float()
+        return self.ops.linear(x, self.weights.head, None).float().contiguous()
 
-    def attention(
-        self, x: Tensor, layer: LayerWeights, turns: Turns, batch: ForwardBatch, kv: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        x = self.ops.rms_norm(x, layer.input_norm, self.config.rms_norm_eps)
-        q, k, v = self.project(x, layer)  # [N, H, D], [N, K, D], [N, K, D]
-        q, k = self.ops.rope(q, *turns), self.ops.rope(k, *turns)
-        self.ops.store_kv(k, v, *kv, batch.slots)
+    def prepare(self, x: Tensor, batch: ForwardBatch, cache: KvCache) -> Shared:
+        block_tokens, config = cache[0][0].shape[2], self.config
         tables = batch.block_tables[0]  # [B, M]
-        out = self.ops.attention(q, *kv, tables, batch.offsets, batch.context_lens, self.scale)  # [N, H, D]
+        heads = (config.num_heads, config.num_kv_heads)
+        plan = self.ops.attention_plan(batch.slots, tables, batch.offsets, batch.context_lens, block_tokens, *heads)
+        return Shared(*self.rope(batch.positions, x.dtype), plan)
+
+    def attention(self, x: Tensor, layer: LayerWeights, shared: Shared, kv: tuple[Tensor, Tensor]) -> Tensor:
+        x = self.ops.rms_norm(x, layer.input_norm, self.config.rms_norm_eps)
+        qk, v = self.project(x, layer)  # [N, H + K, D], [N, K, D]
+        qk = self.ops.rope(qk, shared.cos, shared.sin)
+        q, k = qk.split([self.config.num_heads, self.config.num_kv_heads], 1)
+        self.ops.store_kv(k, v, *kv, shared.plan)
+        out = self.ops.attention(q, *kv, shared.plan, self.scale)  # [N, H, D]
         return self.ops.linear(out.flatten(1), layer.output, layer.output_bias)  # [N, C]
 
-    def project(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
+        """Queries and keys side by side, and values."""
         config = self.config
-        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        q, k, v = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
+        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias).contiguous().unflatten(1, (-1, config.head_dim))
+        qk, v = qkv.split([config.num_heads + config.num_kv_heads, config.num_kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk.split([config.num_heads, config.num_kv_heads], 1)
             q = self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        return q, k, v
+            qk = torch.cat((q, k), 1)
+        return qk, v
 
     def mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         x = self.ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)

@@ -7,7 +7,7 @@ A backend is chosen once, at start. Knows tensors; does not know models, sequenc
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ class Backend(Protocol):
 
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [N, I], weight [O, I], bias [O] -> [N, O]."""
+        """x [N, I], weight [O, I], bias [O] -> [N, O], of any strides."""
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -39,24 +39,28 @@ class Backend(Protocol):
         """x [N, H, D] turned by cos, sin [N, D]: dimension d pairs with d + D / 2."""
 
     @staticmethod
-    def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        """k, v [N, K, D] into k_cache, v_cache [blocks, K, S, D] at slots int64 [N], in place."""
+    def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any) -> None:
+        """k, v [N, K, D] into k_cache, v_cache [blocks, K, S, D] at the plan's slots, in place."""
 
     @staticmethod
-    def attention(
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+    def attention_plan(
+        slots: Tensor,
         block_tables: Tensor,
         offsets: tuple[int, ...],
         context_lens: tuple[int, ...],
-        scale: float,
-    ) -> Tensor:
-        """Causal attention of q [N, H, D] over the cached context -> [N, H, D].
+        block_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> Any:
+        """What store_kv() and attention() of every layer share in a step; only its own backend looks inside.
 
-        Queries [offsets[i], offsets[i + 1]) are the last of the context_lens[i] tokens of row i, whose keys and values
+        Token n is stored at slots[n] (int64 [N]), block * S + place. Queries [offsets[i], offsets[i + 1]) are the last of the context_lens[i] tokens of row i, whose keys and values
         lie in the blocks block_tables[i] (int64 [B, M]).
         """
+
+    @staticmethod
+    def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scale: float) -> Tensor:
+        """Causal attention of q [N, H, D] over the cached context -> [N, H, D]."""
 
     @staticmethod
     def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,43 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention over a paged cache, one routine for every number of queries.
+"""The paged cache: what is written to it, and causal attention over it, one routine for every number of queries.
 
 Contexts are read in tiles of fixed length, and products have a fixed number of rows: a query's bits depend on its own
-context alone. Computes in float32 whatever the cache holds.
+context alone. Computes in float32 whatever the cache holds. Where rows and tiles lie is planned once a step.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from kernels.reference.softmax import RunningSoftmax, product
 
 CONTEXT = 256
 
 
-def attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """CONTEXT positions of the first rows of a group, those whose context reaches them; R queries x heads a key head."""
+
+    pieces: Tensor  # int64 [B', K, P], rows of the cache seen as pieces
+    is_hidden: Tensor | None  # bool [B', 1, R, CONTEXT], where a query sees less than all
+    kept_bits: Tensor | None  # int32 [B', 1, CONTEXT, 1], all ones or 0, where a context ends in the tile
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Rows of equally many queries T, those with the most tiles first."""
+
+    tokens: Tensor | None  # int64 [B, T]; None for all of them in their order
+    num_queries: int
+    tiles: list[Tile]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    groups: list[Group]
+    piece_tokens: int
+    # int64 [N * K]: where each token's keys and values go, in the cache seen as vectors
+    vectors: Tensor
+
+
+def attention_plan(
+    slots: Tensor,
     block_tables: Tensor,
     offsets: tuple[int, ...],
     context_lens: tuple[int, ...],
-    scale: float,
-) -> Tensor:
-    out = torch.empty_like(q)
+    block_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+) -> AttentionPlan:
+    # Tokens that are read at once: as many as divide both a block and a tile.
+    piece_tokens = math.gcd(block_tokens, CONTEXT)
+    pieces = block_pieces(block_tables, num_kv_heads, block_tokens // piece_tokens)
+    groups = []
     for num_queries, rows in rows_by_num_queries(offsets).items():
-        # The longest context first: the rows that still have context left are then always the first ones.
-        rows.sort(key=lambda row: -context_lens[row])
+        # Rows that still have context left are then always the first ones.
+        rows.sort(key=lambda row: -num_tiles(context_lens[row]))
+        starts = [offsets[row] for row in rows]
+        is_all = starts == list(range(0, offsets[-1], num_queries))
+        first = torch.tensor(starts, device=slots.device)[:, None]
+        tokens = None if is_all else first + torch.arange(num_queries, device=slots.device)
         lens = [context_lens[row] for row in rows]
-        starts = torch.tensor([offsets[row] for row in rows], device=q.device)
-        tokens = starts[:, None] + torch.arange(num_queries, device=q.device)  # [B, T]
-        pieces = context_pieces(block_tables[rows], k_cache, lens)
-        out[tokens] = attend(q[tokens].float() * scale, k_cache, v_cache, pieces, lens).to(q.dtype)
-    return out
+        tiles = plan_tiles(pieces[rows], lens, num_queries, num_heads // num_kv_heads, CONTEXT // piece_tokens)
+        groups.append(Group(tokens, num_queries, list(tiles)))
+    heads = torch.arange(num_kv_heads, device=slots.device)
+    vectors = (slots // block_tokens * num_kv_heads)[:, None] + heads  # [N, K]
+    vectors = vectors * block_tokens + (slots % block_tokens)[:, None]
+    return AttentionPlan(groups, piece_tokens, vectors.flatten())
+
+
+def block_pieces(block_tables: Tensor, num_kv_heads: int, num_pieces: int) -> Tensor:
+    """int64 [B, K, M * num_pieces]: the pieces of each head's part of each block, as rows of the cache."""
+    heads = torch.arange(num_kv_heads, device=block_tables.device)[:, None]
+    parts = block_tables[:, None] * num_kv_heads + heads  # [B, K, M]
+    return (parts[..., None] * num_pieces + torch.arange(num_pieces, device=block_tables.device)).flatten(2)
+
+
+def num_tiles(context_len: int) -> int:
+    return -(-context_len // CONTEXT)
 
 
 def rows_by_num_queries(offsets: Sequence[int]) -> dict[int, list[int]]:
@@ -49,54 +96,68 @@ def rows_by_num_queries(offsets: Sequence[int]) -> dict[int, list[int]]:
     return rows
 
 
-def piece_tokens(cache: Tensor) -> int:
-    """Tokens that are read at once: as many as divide both a block and a tile."""
-    return math.gcd(cache.shape[2], CONTEXT)
-
-
-def context_pieces(block_tables: Tensor, cache: Tensor, context_lens: Sequence[int]) -> Tensor:
-    """Where the pieces of each row's context lie, [B, K, whole tiles of pieces]; the last one repeated at the end."""
-    num_kv_heads, block_tokens, size = cache.shape[1], cache.shape[2], piece_tokens(cache)
-    device = block_tables.device
-    num_positions = -(-context_lens[0] // CONTEXT) * CONTEXT
-    last = torch.tensor(context_lens, device=device)[:, None] - 1
-    positions = torch.arange(0, num_positions, size, device=device).minimum(last)
-    blocks = block_tables.gather(1, positions // block_tokens)[:, None]  # [B, 1, P]
-    heads = blocks * num_kv_heads + torch.arange(num_kv_heads, device=device)[:, None]  # [B, K, P]
-    return heads * (block_tokens // size) + (positions % block_tokens // size)[:, None]
-
-
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, pieces: Tensor, context_lens: Sequence[int]) -> Tensor:
-    """q [B, T, H, D], scaled -> [B, T, H, D] float32; pieces and context_lens are longest first."""
-    num_queries, num_kv_heads = q.shape[1], k_cache.shape[1]
-    grouped = q.view(*q.shape[:2], num_kv_heads, -1, q.shape[3]).transpose(1, 2)  # [B, K, T, H / K, D]
-    queries = grouped.flatten(2, 3)  # [B, K, T * H / K, D]
-    lens = torch.tensor(context_lens, device=q.device)[:, None]
-    seen = lens - num_queries + 1 + torch.arange(num_queries, device=q.device)  # [B, T], positions a query sees
-    seen = seen.repeat_interleave(queries.shape[2] // num_queries, 1)[:, None, :, None]
-    tile_pieces = CONTEXT // piece_tokens(k_cache)
-    softmax = RunningSoftmax(queries)
+def plan_tiles(
+    pieces: Tensor, context_lens: list[int], num_queries: int, heads_per_key: int, tile_pieces: int
+) -> Iterator[Tile]:
+    """pieces [B, K, P] and context_lens, most tiles first."""
+    lens = torch.tensor(context_lens, device=pieces.device)[:, None]  # [B, 1]
+    seen = lens - num_queries + 1 + torch.arange(num_queries, device=pieces.device)  # [B, T], positions a query sees
+    seen = seen.repeat_interleave(heads_per_key, 1)[:, None, :, None]
+    # The last tile may reach past the table: any piece will do there, it is hidden.
+    pieces = torch.nn.functional.pad(pieces, (0, -pieces.shape[2] % tile_pieces))
     for start in range(0, context_lens[0], CONTEXT):
         num_active = sum(length > start for length in context_lens)
-        tile = pieces[:num_active, :, start // CONTEXT * tile_pieces :][:, :, :tile_pieces]
-        positions = torch.arange(start, start + CONTEXT, device=q.device)
-        scores = product(queries[:num_active], read(k_cache, tile).mT)  # [B, K, R, CONTEXT]
-        scores.masked_fill_(positions >= seen[:num_active], -torch.inf)
-        values = read(v_cache, tile)
-        if context_lens[num_active - 1] < start + CONTEXT:
-            clear(values, positions < lens[:num_active])
-        softmax.add(scores, values)
-    return softmax.result().view(grouped.shape).transpose(1, 2).reshape(q.shape)
+        shortest, end = min(context_lens[:num_active]), start + CONTEXT
+        positions = torch.arange(start, end, device=pieces.device)
+        kept = (positions < lens[:num_active]).int().neg()[:, None, :, None]
+        first = start // CONTEXT * tile_pieces
+        yield Tile(
+            pieces=pieces[:num_active, :, first : first + tile_pieces],
+            is_hidden=positions >= seen[:num_active] if shortest - num_queries + 1 < end else None,
+            kept_bits=kept if shortest < end else None,
+        )
 
 
-def read(cache: Tensor, pieces: Tensor) -> Tensor:
-    """pieces [B, K, P] of the cache -> [B, K, tokens, D] float32."""
-    size, head_dim = piece_tokens(cache), cache.shape[3]
-    tokens = cache.view(-1, size * head_dim).index_select(0, pieces.flatten())
-    return tokens.view(*pieces.shape[:2], -1, head_dim).float()
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan) -> None:
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.view(-1, cache.shape[3]).index_copy_(0, plan.vectors, new.reshape(-1, cache.shape[3]))
 
 
-def clear(values: Tensor, is_kept: Tensor) -> None:
-    """Zero where not is_kept [B, C]: a weight of 0 would let through what an earlier sequence left there if it is not
-    finite. By bits, which is the fast way."""
-    values.view(torch.int32).bitwise_and_(is_kept.int().neg_()[:, None, :, None])
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    keys, values = (cache.view(-1, plan.piece_tokens * cache.shape[3]) for cache in (k_cache, v_cache))
+    q = q.float() * scale
+    out = torch.empty_like(q)
+    for group in plan.groups:
+        queries = q.unflatten(0, (-1, group.num_queries)) if group.tokens is None else q[group.tokens]  # [B, T, H, D]
+        result = attend(queries, keys, values, group.tiles, k_cache.shape[1])
+        if group.tokens is None:
+            return result.flatten(0, 1).to(k_cache.dtype)
+        out[group.tokens] = result
+    return out.to(k_cache.dtype)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, tiles: list[Tile], num_kv_heads: int) -> Tensor:
+    """q [B, T, H, D], scaled -> [B, T, H, D] float32; keys and values are the caches seen as pieces."""
+    queries = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)  # [B, K, T * H / K, D]
+    softmax = None
+    for tile in tiles:
+        keys_read, values_read = read(keys, tile.pieces, q.shape[3]), read(values, tile.pieces, q.shape[3])
+        scores = product(queries[: tile.pieces.shape[0]], keys_read.mT)  # [B', K, R, CONTEXT]
+        if tile.is_hidden is not None:
+            scores.masked_fill_(tile.is_hidden, -torch.inf)
+        if tile.kept_bits is not None:
+            # A weight of 0 would let through what an earlier sequence left there if it is not finite. By bits, which
+            # is the fast way.
+            values_read.view(torch.int32).bitwise_and_(tile.kept_bits)
+        if softmax is None:
+            softmax = RunningSoftmax(scores, values_read)
+        else:
+            softmax.add(scores, values_read)
+    assert softmax is not None, "a row without context"
+    return softmax.result().unflatten(2, (q.shape[1], -1)).transpose(1, 2).reshape(q.shape)
+
+
+def read(cache: Tensor, pieces: Tensor, head_dim: int) -> Tensor:
+    """pieces [B, K, P] of the cache -> [B, K, tokens, D] float32, a copy."""
+    rows = embedding(pieces, cache)  # the fastest gather of rows
+    return rows.view(*pieces.shape[:2], -1, head_dim).float()

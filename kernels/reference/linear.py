@@ -1,71 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matrix product whose rows have the same bits at every row count and with any number of threads.
 
-BLAS chooses how to sum by the shape of a product and by its threads. So rows are cut into tiles of fixed shape, and a
-tile's product is a batch of two halves of the weight: each item of a batch is computed by one thread, in one way.
+BLAS chooses how to sum by the shape of a product and by its threads. So one product is the definition: 16 rows against
+the two halves of the weight, as a batch, where each item is computed by one thread in one way. Faster products take its
+place, for each number of rows, where a trial shows that their bits are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# [rows, I] and [O, I] -> [rows, O], possibly a view.
+Product = Callable[[Tensor, Tensor], Tensor]
+
 ROWS = 16
-# Faster where there are many rows, and taken where their bits equal those of 16 rows.
-LARGE_TILES = (128, 64, 32)
-# A probe makes a weight of its own; it should not take more memory than this (float32: 256 MiB).
-MAX_PROBED_WEIGHTS = 1 << 26
+SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+# Fewer rows are faster as columns of the other factor, more rows as rows.
+MAX_COLUMNS = 32
+# A trial makes a weight of its own; it should not take more memory than this (float32: 256 MiB).
+MAX_TRIAL_VALUES = 1 << 26
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = x.new_empty(len(x), len(weight))  # [N, O]
-    for start, num_rows in tiles(x, weight):
-        tile = x[start : start + num_rows]
-        out[start : start + num_rows] = tile_product(tile, weight, num_rows).narrow(0, 0, len(tile))
-    return out if bias is None else out.add_(bias)
+    x = x.contiguous()  # as in a trial
+    parts = [filled_product(x[start : start + size], size, product, weight) for start, size, product in tiles(x, weight)]
+    out = parts[0] if len(parts) == 1 else torch.cat([x.new_empty(0, weight.shape[0]), *parts])  # [N, O]
+    return out if bias is None else out + bias
 
 
-def tile_product(x: Tensor, weight: Tensor, num_rows: int) -> Tensor:
-    """x of at most num_rows rows, filled up to that many -> [num_rows, O], a view."""
-    x = pad(x, (0, 0, 0, num_rows - len(x)))
+def filled_product(x: Tensor, size: int, product: Product, weight: Tensor) -> Tensor:
+    """x of at most size rows, filled up to that many for the product."""
+    num_rows = x.shape[0]
+    if num_rows == size:
+        return product(x, weight)
+    return product(pad(x, (0, 0, 0, size - num_rows)), weight)[:num_rows]
+
+
+def tiles(x: Tensor, weight: Tensor) -> Iterator[tuple[int, int, Product]]:
+    """(first row, rows of the tile, its product): the largest that fit, then the smallest that holds what is left."""
+    key = (*weight.shape, x.dtype, x.device, torch.get_num_threads())
+    start, num_rows = 0, x.shape[0]
+    for size in SIZES[::-1]:
+        while num_rows - start >= size and (product := exact_product(size, *key)):
+            yield start, size, product
+            start += size
+    for size in SIZES:
+        if start < num_rows <= start + size and (product := exact_product(size, *key)):
+            yield start, size, product
+            return
+
+
+def by_halves(x: Tensor, weight: Tensor) -> Tensor:
     num_outputs, num_inputs = weight.shape
     half = (num_outputs + 1) // 2
     # Of an odd number of outputs the middle one is in both halves.
     halves = weight.as_strided((2, half, num_inputs), ((num_outputs - half) * num_inputs, num_inputs, 1))
-    product = torch.bmm(halves, x.t().expand(2, -1, -1))  # [2, O / 2, num_rows]
+    product = torch.bmm(halves, x.t().expand(2, -1, -1))  # [2, O / 2, rows]
     if num_outputs % 2:
         return torch.cat((product[0], product[1, 1:])).t()
-    return product.view(num_outputs, num_rows).t()
+    return product.view(num_outputs, x.shape[0]).t()
 
 
-def tiles(x: Tensor, weight: Tensor) -> Iterator[tuple[int, int]]:
-    """(first row, rows of the tile), the last tile possibly longer than what is left."""
-    num_rows, sizes = len(x), [ROWS]
-    if num_rows >= LARGE_TILES[-1]:
-        sizes = [*exact_tiles(weight.shape[0], weight.shape[1], x.dtype, x.device, torch.get_num_threads()), ROWS]
-    start = 0
-    for size in sizes:
-        while num_rows - start >= size:
-            yield start, size
-            start += size
-    if start < num_rows:
-        yield start, ROWS
+def by_columns(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.mm(weight, x.t()).t()
 
 
-@cache
-def exact_tiles(
-    num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device, num_threads: int
-) -> tuple[int, ...]:
-    """Large tiles whose products have the bits of 16-row tiles, tried on random numbers once for each shape and number
-    of threads."""
-    if num_outputs * num_inputs > MAX_PROBED_WEIGHTS:
-        return ()
+def by_rows(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.mm(x, weight.t())
+
+
+@lru_cache(maxsize=None)
+def exact_product(
+    num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device, num_threads: int
+) -> Product | None:
+    """The first that has the definition's bits for so many random rows. num_threads only keys the answer."""
+    candidates = (by_columns, by_halves) if num_rows <= MAX_COLUMNS else (by_rows, by_columns, by_halves)
+    if num_outputs * num_inputs > MAX_TRIAL_VALUES:
+        return by_halves if num_rows == ROWS else None
     generator = torch.Generator(device).manual_seed(0)
     weight = torch.rand(num_outputs, num_inputs, dtype=dtype, device=device, generator=generator) - 0.5
-    x = torch.rand(LARGE_TILES[0], num_inputs, dtype=dtype, device=device, generator=generator) - 0.5
-    expected = torch.cat([tile_product(x[start : start + ROWS], weight, ROWS) for start in range(0, len(x), ROWS)])
-    return tuple(size for size in LARGE_TILES if torch.equal(tile_product(x[:size], weight, size), expected[:size]))
+    x = torch.rand(max(num_rows, ROWS), num_inputs, dtype=dtype, device=device, generator=generator) - 0.5
+    expected = torch.cat([by_halves(part, weight) for part in x.split(ROWS)])[:num_rows]
+    return next((p for p in candidates if torch.equal(p(x[:num_rows], weight), expected)), None)

@@ -16,7 +16,7 @@ def embed(table: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
+    wide = x.float().contiguous()  # a mean over other strides would be summed in another order
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [..., 1]
     return weight * (wide * scale).to(x.dtype)
 
@@ -24,17 +24,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)  # [N, H, D / 2] each
     turned = torch.cat((-second, first), -1)
-    return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)  # [N, H, D]
-
-
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    block_tokens = k_cache.shape[2]
-    place = (slots // block_tokens, slice(None), slots % block_tokens)
-    k_cache[place] = k
-    v_cache[place] = v
+    return (x * cos.unsqueeze(1)).add_(turned.mul_(sin.unsqueeze(1)))  # [N, H, D]
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)  # [N, F] each
     wide = gate.float()
-    return (wide / (torch.exp(-wide) + 1)).to(up.dtype) * up
+    return (wide / torch.exp(-wide).add_(1)).to(up.dtype).mul_(up)
