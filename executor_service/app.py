@@ -69,12 +69,11 @@ class Executor:
         """Loads, warms up, then keeps the health service truthful."""
         model = await _in_daemon_thread(lambda: load_model(self.config))
         self.streams = self._start(model)
-        engine = self.streams.engine
         while True:
-            is_serving = engine.can_serve(self.config.stuck_after_s)
-            if is_serving and not self.server.health.is_serving:
-                log.info("serving %s", model.info.name)
-            await self.server.health.set_serving(is_serving)
+            was_serving = self.server.health.is_serving
+            await self.server.health.set_serving(self.streams.engine.can_serve(self.config.stuck_after_s))
+            if self.server.health.is_serving is not was_serving:
+                log.info("%s is %s", model.info.name, "not served" if was_serving else "served")
             await asyncio.sleep(_HEALTH_POLL_S)
 
     def _start(self, model: LoadedModel) -> Streams:

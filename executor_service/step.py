@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One entry for each row that samples, in the step's order. logprobs of rows that did not ask are not meaningful."""
+    """One entry for each row that samples, in the step's order. A logprob means nothing where the row did not ask."""
 
     token_ids: list[int]
     logprobs: list[float]

@@ -140,7 +140,7 @@ class Streams:
 
     @contextmanager
     def open(self, end_call: Callable[[], object]) -> Iterator[Stream]:
-        """end_call: ends the stream's call where its reader fell too far behind. Rows still open end with the stream."""
+        """end_call: ends the call of a stream whose reader fell too far behind. Rows still open end with the stream."""
         stream = Stream(next(self._numbers), self, end_call)
         self._streams[stream.id] = stream
         try:

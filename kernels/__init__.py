@@ -54,8 +54,8 @@ class Backend(Protocol):
     ) -> Any:
         """What store_kv() and attention() of every layer share in a step; only its own backend looks inside.
 
-        Token n is stored at slots[n] (int64 [N]), block * S + place. Queries [offsets[i], offsets[i + 1]) are the last of the context_lens[i] tokens of row i, whose keys and values
-        lie in the blocks block_tables[i] (int64 [B, M]).
+        Token n is stored at slots[n] (int64 [N]), block * S + place. Queries [offsets[i], offsets[i + 1]) are the last
+        of the context_lens[i] tokens of row i, whose keys and values lie in the blocks block_tables[i] (int64 [B, M]).
         """
 
     @staticmethod

@@ -31,7 +31,7 @@ RING = b"abcdefghjklmnopqrstuvwxyz"
 
 def law() -> dict[int, dict[int, float]]:
     followers = {a: b for chain in CHAINS for a, b in zip(chain, [*chain[1:], END], strict=True)}
-    followers |= {a: b for a, b in zip(RING, RING[1:] + RING[:1], strict=True)}
+    followers |= dict(zip(RING, RING[1:] + RING[:1], strict=True))
     return {a: {b: 1.0} for a, b in followers.items()}
 
 

@@ -4,7 +4,8 @@
 On CPU in float32 a row's result has the same bits alone, in any batch, in any chunking and with any number of threads.
 """
 
-from kernels.reference.attention import attention, attention_plan, store_kv
+from kernels.reference.attention import attention, store_kv
+from kernels.reference.attention_plan import attention_plan
 from kernels.reference.linear import linear
 from kernels.reference.rowwise import embed, rms_norm, rope, silu_mul
 

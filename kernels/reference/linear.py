@@ -9,7 +9,7 @@ place, for each number of rows, where a trial shows that their bits are the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ MAX_TRIAL_VALUES = 1 << 26
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     x = x.contiguous()  # as in a trial
-    parts = [filled_product(x[start : start + size], size, product, weight) for start, size, product in tiles(x, weight)]
+    parts = [
+        filled_product(x[start : start + size], size, product, weight) for start, size, product in tiles(x, weight)
+    ]
     out = parts[0] if len(parts) == 1 else torch.cat([x.new_empty(0, weight.shape[0]), *parts])  # [N, O]
     return out if bias is None else out + bias
 
@@ -74,7 +76,7 @@ def by_rows(x: Tensor, weight: Tensor) -> Tensor:
     return torch.mm(x, weight.t())
 
 
-@lru_cache(maxsize=None)
+@cache
 def exact_product(
     num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device, num_threads: int
 ) -> Product | None:

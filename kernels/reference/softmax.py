@@ -6,7 +6,7 @@ A part that is masked as a whole changes nothing, exactly. Does not know caches 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def product(rows: Tensor, matrices: Tensor) -> Tensor:
     return out.view(*rows.shape[:2], -1, matrices.shape[-1])[:, :, :num_rows]
 
 
-@lru_cache(maxsize=None)
+@cache
 def item_rows(
     num_rows: int,
     num_inputs: int,
