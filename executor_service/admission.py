@@ -16,8 +16,13 @@ from executor_service.sequence import RowKey, Sampling, Sequence
 from protos.batch import Int32Array, check_token_range
 from protos.errors import DeadlineExceeded, InvalidRequest, PromptTooLong
 from protos.packserve.v1 import executor_pb2, sampling_pb2
-from protos.sampling import UNSUPPORTED, check_sampling
+from protos.sampling import UNSUPPORTED as UNSUPPORTED_SAMPLING
+from protos.sampling import check_sampling
 from protos.supported import refuse_unsupported
+
+UNSUPPORTED = UNSUPPORTED_SAMPLING | frozenset(
+    f"packserve.v1.Row.{name}" for name in ("priority", "tenant", "traceparent", "tracestate")
+)
 
 # Room for output that a sequence begins with; it grows by doubling.
 _FIRST_OUTPUT_TOKENS = 64
@@ -34,7 +39,7 @@ class Admission:
 
     def admit(self, key: RowKey, token_ids: Int32Array, row: executor_pb2.Row) -> Sequence:
         """token_ids: int32 [n], the prompt and then row.num_output_known ids of output. Raises PackserveError."""
-        refuse_unsupported(row.sampling, UNSUPPORTED, "sampling.")
+        refuse_unsupported(row, UNSUPPORTED)
         check_sampling(row.sampling)
         self._check_token_ids(token_ids, row)
         parameters = sampling_pb2.SamplingParameters()

@@ -7,6 +7,7 @@ Knows the wire's messages and the engine's inbox. Does not know how a step runs.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -22,6 +23,8 @@ from executor_service.step import CANCELLED, RowOutput
 from protos.batch import Int32Array, TokenBatch
 from protos.errors import InvalidRequest, LimitReached, PackserveError, PromptTooLong, Unavailable
 from protos.packserve.v1 import executor_pb2
+
+log = logging.getLogger(__name__)
 
 
 class Stream:
@@ -89,6 +92,7 @@ class Stream:
         parts = self._parts.pop(request_id, [])
         sequence = self._streams.admission.admit(key, np.concatenate([*parts, token_ids]), row)
         self.open_request_ids.add(request_id)
+        log.debug("stream %d, row %d: request %r", self.id, request_id, row.caller_request_id)
         return [sequence]
 
     def _keep_part(self, request_id: int, token_ids: Int32Array) -> None:

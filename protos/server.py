@@ -8,7 +8,9 @@ can answer.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import os
 import signal
 import socket
 import threading
@@ -39,6 +41,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+
+# Set in a child's environment to its parent's process id: the service then drains when the parent is gone.
+STOP_WITH_PARENT = "PACKSERVE_STOP_WITH_PARENT"
+_PR_SET_PDEATHSIG = 1
 
 READINESS_SERVICES = ("", "startup", "readiness")
 LIVENESS_SERVICE = "liveness"
@@ -173,6 +179,7 @@ class Server:
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, self.request_stop)
+        self._watch_parent()
         try:
             await self._stop_requests.get()
             await self.drain(on_drain)
@@ -180,6 +187,12 @@ class Server:
             for number in signals:
                 loop.remove_signal_handler(number)
             await self.stop()
+
+    def _watch_parent(self) -> None:
+        if parent := os.environ.get(STOP_WITH_PARENT):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != int(parent):  # it went before we asked
+                self.request_stop()
 
     async def drain(self, on_drain: Callable[[], Awaitable[None]] | None = None) -> None:
         """No new calls; returns when the open ones have ended, time is up, or another stop is requested."""

@@ -5,25 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from unittest.mock import MagicMock
 
-from prometheus_client import CollectorRegistry
-
-from executor_service.metrics import Metrics as ExecutorMetrics
 from tests.fixtures.repository import ROOT
-from tokenizer_service.metrics import Metrics as TokenizerMetrics
+from tests.fixtures.series import exported_series
 
 DASHBOARD = json.loads((ROOT / "k8s" / "dashboards" / "packserve.json").read_text())
-
-
-def exported_series() -> set[str]:
-    tokenizer, executor = CollectorRegistry(), CollectorRegistry()
-    TokenizerMetrics(tokenizer, "model")
-    engine = MagicMock(num_queued=0)
-    engine.scheduler.pool = MagicMock(num_blocks=8, num_used=0)
-    ExecutorMetrics(executor).watch(engine, "model")
-    families = [*tokenizer.collect(), *executor.collect()]
-    return {sample.name for family in families for sample in family.samples}
 
 
 def test_every_series_is_exported() -> None:

@@ -20,14 +20,22 @@ from tokenizer_service.stops import check_stops
 
 UNSUPPORTED = UNSUPPORTED_SAMPLING | frozenset(
     f"packserve.v1.GenerateRequest.{name}"
-    for name in ("bad_words", "truncate_prompt_tokens", "echo", "stream_interval_tokens", "stream_interval_ms")
+    for name in (
+        "bad_words",
+        "echo",
+        "priority",
+        "stream_interval_ms",
+        "stream_interval_tokens",
+        "tenant",
+        "truncate_prompt_tokens",
+    )
 )
 OUTPUT_KINDS = (tokenizer_pb2.OUTPUT_KIND_UNSPECIFIED, tokenizer_pb2.OUTPUT_KIND_BOTH)
 
 MAX_CHOICES = 128
 # Prompts x choices of one call.
 MAX_ROWS = 1024
-# Of tenant, cache_salt and request_id, which travel with every row.
+# Of cache_salt and request_id, which travel with every row.
 MAX_LABEL_LENGTH = 256
 
 
@@ -42,7 +50,7 @@ def check_request(request: tokenizer_pb2.GenerateRequest, model_name: str) -> No
         raise NotSupported(f"output_kind {request.output_kind} is not supported")
     if request.model not in ("", model_name):
         raise InvalidRequest(f"model is {request.model[:100]!r}, this server has {model_name!r}")
-    for name in ("tenant", "cache_salt", "request_id"):
+    for name in ("cache_salt", "request_id"):
         if len(value := getattr(request, name)) > MAX_LABEL_LENGTH:
             raise InvalidRequest(f"{name} has length {len(value)}, at most {MAX_LABEL_LENGTH} is taken")
     _check_rows(request)

@@ -96,8 +96,6 @@ def _wire_row(request: Request, sampling: sampling_pb2.SamplingParameters, choic
     return executor_pb2.Row(
         sampling=sampling,
         choice_index=choice_index,
-        priority=request.priority,
-        tenant=request.tenant,
         cache_salt=request.cache_salt,
         caller_request_id=request.request_id,
     )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,3 +188,13 @@ def test_death_of_a_service_ends_the_other(packserve_up: Up, name: str) -> None:
         assert f"the {name} service ended with status -9" in stderr
         assert not packserve_up.is_running("executor")
         assert not packserve_up.is_running("tokenizer")
+
+
+def test_killed_up_takes_its_services_along(packserve_up: Up) -> None:
+    with packserve_up.serving() as process:
+        process.kill()
+        process.wait()
+        deadline_s = time.monotonic() + 20
+        while packserve_up.is_running("executor") or packserve_up.is_running("tokenizer"):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)

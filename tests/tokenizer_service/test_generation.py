@@ -159,11 +159,9 @@ async def test_several_choices_share_a_message(model: Path) -> None:
 async def test_row_carries_what_the_caller_gave(model: Path) -> None:
     fake = scripted(b"x")
     async with app_with(fake, model) as it:
-        await it.stub.Generate(
-            asks(priority=3, tenant="t", cache_salt=b"s", request_id="r", sampling={"top_k": 4}), timeout=60
-        )
+        await it.stub.Generate(asks(cache_salt=b"s", request_id="r", sampling={"top_k": 4}), timeout=60)
         (row,) = fake.all_rows
-        assert (row.priority, row.tenant, row.cache_salt, row.caller_request_id) == (3, "t", b"s", "r")
+        assert (row.cache_salt, row.caller_request_id) == (b"s", "r")
         assert row.sampling.top_k == 4
         assert 50_000 < row.timeout_ms <= 60_000
 

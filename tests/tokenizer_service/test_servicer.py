@@ -63,7 +63,7 @@ def packed(*rows: list[int] | bytes) -> batch_pb2.TokenBatch:
         (INVALID, "9 prompts x 128 choices exceed 1024", {"prompts": HI * 9, "n": 128}),
         (INVALID, "stop[0] is empty", {"stop": [""]}),
         (INVALID, "model is 'other', this server has 'tiny'", {"model": "other"}),
-        (INVALID, "tenant has length 300, at most 256", {"tenant": "t" * 300}),
+        (INVALID, "request_id has length 300, at most 256", {"request_id": "t" * 300}),
         (INVALID, "prompts is empty", {"prompts": []}),
         (INVALID, "prompts[1] has no text, chat or token_ids", {"prompts": [*HI, Prompt()]}),
         (INVALID, "prompts[0] has 0 tokens", {"prompts": [Prompt(token_ids=batch_pb2.TokenIds())]}),

@@ -7,6 +7,7 @@ Does not know what is asked of them, nor what their log lines mean.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
@@ -18,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import Unavailable
-from protos.server import Ports
+from protos.server import STOP_WITH_PARENT, Ports
 
 T = TypeVar("T")
 
@@ -59,12 +60,20 @@ class Child:
 
 @asynccontextmanager
 async def child(name: str, ports: Ports, log: IO[str] | None, *arguments: str) -> AsyncIterator[Child]:
-    """The service ``python -m {name}_service``, ready. In a process group of its own: Ctrl-C reaches only us."""
+    """The service ``python -m {name}_service``, ready. In a process group of its own: Ctrl-C reaches only us.
+
+    It is told to stop when this process ends, however that happens.
+    """
     listen = ["--host", ports.host, "--port", str(ports.port)]
     others = ["--health-port", str(ports.health_port), "--metrics-port", str(ports.metrics_port)]
     command = [sys.executable, "-m", f"{name}_service", *arguments, *listen, *others]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=log or sys.stderr, stderr=log, process_group=0
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log or sys.stderr,
+        stderr=log,
+        process_group=0,
+        env=os.environ | {STOP_WITH_PARENT: str(os.getpid())},
     )
     service = Child(name, process)
     try:
