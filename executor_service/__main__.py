@@ -16,8 +16,10 @@ import click
 
 from executor_service.app import serve
 from executor_service.config import DEVICES, DTYPES, ExecutorConfig
-from protos.errors import ConfigError
+from protos.errors import ConfigError, EngineFailure
 from protos.server import Ports
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "EXECUTOR", "show_default": True})
@@ -43,7 +45,7 @@ from protos.server import Ports
 @click.option("--depth", default=0, help="Steps on the device at once; 0: what suits the device.")
 @click.option("--drain-timeout-s", default=30.0, help="After SIGTERM, open calls have so long to end.")
 @click.option("--stuck-after-s", default=120.0, help="A step that lasts longer turns health to NOT_SERVING.")
-@click.option("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR.")
+@click.option("--log-level", default="INFO", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Of stderr.")
 def main(log_level: str, host: str, port: int, health_port: int, metrics_port: int, **settings: Any) -> None:
     """Run packserve's executor: weights, KV cache and the fused prefill and decode loop.
 
@@ -53,7 +55,7 @@ def main(log_level: str, host: str, port: int, health_port: int, metrics_port: i
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(ExecutorConfig(ports=Ports(host, port, health_port, metrics_port), **settings)))
-    except ConfigError as error:
+    except (ConfigError, EngineFailure) as error:
         sys.exit(f"packserve executor: {error}")
 
 

@@ -26,6 +26,7 @@ from executor_service.runner import DeviceRunner
 from executor_service.scheduler import Scheduler
 from executor_service.servicer import ExecutorServicer
 from executor_service.streams import Streams
+from protos.errors import EngineFailure
 from protos.metrics import new_registry
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc
 from protos.server import PROTOCOL_VERSION, Server
@@ -66,12 +67,14 @@ class Executor:
     streams: Streams | None = None
 
     async def run(self) -> None:
-        """Loads, warms up, then keeps the health service truthful."""
+        """Loads, warms up, then keeps the health service truthful. Raises EngineFailure: only a restart helps then."""
         model = await _in_daemon_thread(lambda: load_model(self.config))
         self.streams = self._start(model)
         while True:
             was_serving = self.server.health.is_serving
             await self.server.health.set_serving(self.streams.engine.can_serve(self.config.stuck_after_s))
+            if error := self.streams.engine.error:
+                raise EngineFailure(f"the engine has stopped: {error}") from error
             if self.server.health.is_serving is not was_serving:
                 log.info("%s is %s", model.info.name, "not served" if was_serving else "served")
             await asyncio.sleep(_HEALTH_POLL_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernels import BACKENDS
 from protos.errors import ConfigError
 from protos.server import Ports
 
@@ -49,6 +50,7 @@ class ExecutorConfig:
             ("METRICS_PORT", self.ports.metrics_port),
         ):
             _check(0 <= port < 65536, setting, port, "must be 0 to 65535")
+        _check(self.kernels in BACKENDS, "KERNELS", self.kernels, f"must be one of {', '.join(BACKENDS)}")
         is_power_of_two = self.block_tokens > 0 and self.block_tokens & (self.block_tokens - 1) == 0
         _check(is_power_of_two, "BLOCK_TOKENS", self.block_tokens, "must be a power of two")
         _check(0 < self.kv_memory_fraction <= 1, "KV_MEMORY_FRACTION", self.kv_memory_fraction, "must be in (0, 1]")

@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
-
-import numpy as np
 
 from executor_service.runner import Launched
 from executor_service.scheduler import Scheduler
 from executor_service.sequence import RowKey, Sequence
 from executor_service.step import Outcome, RowOutput, Sampled, Step
-from protos.batch import Int32Array
 from protos.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 class Runner(Protocol):
     def forward(self, step: Step) -> Launched: ...
     def sampled(self, launched: Launched) -> Sampled: ...
-    def warm_up(self, token_ids: Int32Array) -> None: ...
+    def warm_up(self, max_step_tokens: int) -> None: ...
 
 
 class Observer(Protocol):
@@ -65,6 +63,7 @@ class Engine:
         self._last_step_end_s = 0.0
         self._in_flight: deque[tuple[Step, Launched, float]] = deque()
         self._inbox: list[Message] = []
+        self._num_posted_rows = 0
         self._is_stopping = False
         self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -75,12 +74,14 @@ class Engine:
         self._observer = observer
         self._thread.start()
 
-    def post(self, messages: list[Message]) -> None:
+    def post(self, messages: Iterable[Message]) -> None:
         """Read before the next step. Raises Unavailable where there will be none."""
         with self._condition:
             if self.error or self._is_stopping:
                 raise Unavailable(f"the engine has stopped: {self.error or 'shutting down'}")
+            before = len(self._inbox)
             self._inbox.extend(messages)
+            self._num_posted_rows += sum(isinstance(message, Sequence) for message in self._inbox[before:])
             self._condition.notify()
 
     def stop(self, timeout_s: float) -> None:
@@ -93,7 +94,7 @@ class Engine:
     @property
     def num_queued(self) -> int:
         """Rows not yet running, those in the inbox included."""
-        return len(self.scheduler.waiting) + len(self._inbox)
+        return len(self.scheduler.waiting) + self._num_posted_rows
 
     def can_serve(self, stuck_after_s: float) -> bool:
         """False before the warm-up, after a failure, and while a step lasts longer than any legal one."""
@@ -108,7 +109,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self.runner.warm_up(np.zeros(8, np.int32))
+            self.runner.warm_up(self.scheduler.max_step_tokens)
             self.is_warm = True
             while self._wait_for_work():
                 self._publish(self._take_inbox() + self.scheduler.expire(monotonic()))
@@ -125,8 +126,7 @@ class Engine:
     def _take_inbox(self) -> list[RowOutput]:
         if not self.scheduler.has_work:
             self._last_step_end_s = monotonic()
-        with self._condition:
-            messages, self._inbox = self._inbox, []
+        messages = self._empty_inbox()
         outputs: list[RowOutput] = []
         for message in messages:
             match message:
@@ -137,6 +137,11 @@ class Engine:
                 case EndStream(stream_id):
                     self.scheduler.cancel_stream(stream_id)
         return outputs
+
+    def _empty_inbox(self) -> list[Message]:
+        with self._condition:
+            messages, self._inbox, self._num_posted_rows = self._inbox, [], 0
+        return messages
 
     def _step(self) -> None:
         step = self.scheduler.schedule()
@@ -163,8 +168,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         with self._condition:
             self.error = error
-            messages, self._inbox = self._inbox, []
-        for message in messages:
+        for message in self._empty_inbox():
             if isinstance(message, Sequence):
                 self.scheduler.add(message)
         self._publish(self.scheduler.fail_all(Unavailable("the engine has stopped; see the executor's log")))

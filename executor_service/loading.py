@@ -20,8 +20,9 @@ from executor_service.fingerprint import config_sha256, weights_sha256
 from executor_service.memory import available_bytes, usable_cpus
 from executor_service.model_config import GenerationDefaults, ModelConfig, load_model_config
 from executor_service.weights import load_weights
-from protos.errors import ConfigError
+from protos.errors import ConfigError, InvalidRequest
 from protos.packserve.v1 import executor_pb2, sampling_pb2
+from protos.sampling import check_sampling
 from protos.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -104,12 +105,16 @@ def _info(config: ExecutorConfig, model: ModelConfig, num_blocks: int) -> execut
 
 
 def _defaults(generation: GenerationDefaults) -> sampling_pb2.SamplingParameters:
-    """What is not honoured yet is left out: a model's wish does not make a request fail."""
     if generation.do_sample is False:
         return sampling_pb2.SamplingParameters(temperature=0.0)
-    return sampling_pb2.SamplingParameters(
-        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
-    )
+    try:
+        defaults = sampling_pb2.SamplingParameters(
+            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+        )
+        check_sampling(defaults)
+    except (InvalidRequest, TypeError) as error:
+        raise ConfigError(f"generation_config.json: {error}") from error
+    return defaults
 
 
 def _progress() -> Callable[[int, int], None]:

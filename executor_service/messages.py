@@ -6,6 +6,7 @@ Does not know streams or the engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import monotonic
 
 import numpy as np
@@ -19,6 +20,16 @@ _REASONS = {
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
 }
+
+
+# Of one message: with the longest errors it stays below the wire's 4 MiB.
+MAX_OUTPUTS = 4096
+
+
+def step_outputs(step: int, outputs: list[RowOutput]) -> Iterator[executor_pb2.StepOutput]:
+    """One message, unless a burst of rows makes it too large."""
+    for start in range(0, len(outputs), MAX_OUTPUTS):
+        yield step_output(step, outputs[start : start + MAX_OUTPUTS])
 
 
 def step_output(step: int, outputs: list[RowOutput]) -> executor_pb2.StepOutput:

@@ -31,8 +31,6 @@ class GenerationDefaults:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from executor_service.step import RowOutput
-from protos.errors import LimitReached
+from protos.errors import LimitReached, PackserveError
+from protos.rpc import detail
 
 # Steps kept apart; past them news are merged into one message.
 MAX_STEPS = 64
+# Kept for a reader that is behind; what comes at once may be more.
 MAX_BYTES = 2**20
-# What one row's news take on the wire, terminals and starts included, rounded up.
+# What one row's news take on the wire, beside the words of an error, rounded up.
 BYTES_PER_OUTPUT = 40
 HEARTBEAT_S = 1.0
 
@@ -30,20 +32,24 @@ class Outbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps: deque[StepNews] = deque()
-        self._num_outputs = 0
+        self._num_bytes = 0
         self._is_closed = False
+        self._error: PackserveError | None = None
         self._news = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
         """The reader fell too far behind: nothing more is kept, and the stream has to end."""
-        return self._num_outputs * BYTES_PER_OUTPUT > MAX_BYTES
+        return isinstance(self._error, LimitReached)
 
     def put(self, step: int, outputs: list[RowOutput]) -> None:
         """wake() has to follow on the reader's loop."""
         with self._lock:
-            self._num_outputs += len(outputs)
+            is_behind = bool(self._steps)
+            self._num_bytes += sum(map(_num_bytes, outputs))
             self._steps.append((step, outputs))
+            if is_behind and self._num_bytes > MAX_BYTES:
+                self._error = LimitReached(f"{self._num_bytes} bytes of output wait, a reader is given {MAX_BYTES}")
             if self.is_full:
                 self._steps.clear()
             elif len(self._steps) > MAX_STEPS:
@@ -53,19 +59,22 @@ class Outbox:
     def wake(self) -> None:
         self._news.set()
 
-    def close(self) -> None:
-        """The reader gets what is left, then its end."""
+    def close(self, error: PackserveError | None = None) -> None:
+        """The reader gets what is left, then its end or the error."""
         self._is_closed = True
+        self._error = self._error or error
         self._news.set()
 
     async def steps(self) -> AsyncIterator[StepNews | None]:
-        """None after HEARTBEAT_S without news. Raises LimitReached once the outbox is full."""
+        """None after HEARTBEAT_S without news. Raises what it was closed with, or LimitReached once it is full."""
         while True:
             news = self._take()
             for step in news:
                 yield step
             if news:
                 continue
+            if self._error:
+                raise self._error
             if self._is_closed:
                 return
             if not await self._has_news():
@@ -74,9 +83,7 @@ class Outbox:
     def _take(self) -> deque[StepNews]:
         self._news.clear()
         with self._lock:
-            if self.is_full:
-                raise LimitReached(f"more than {MAX_BYTES} bytes of output wait for a slow reader")
-            news, self._steps, self._num_outputs = self._steps, deque(), 0
+            news, self._steps, self._num_bytes = self._steps, deque(), 0
         return news
 
     async def _has_news(self) -> bool:
@@ -86,3 +93,7 @@ class Outbox:
         except TimeoutError:
             return False
         return True
+
+
+def _num_bytes(output: RowOutput) -> int:
+    return BYTES_PER_OUTPUT + (len(detail(output.outcome)) if isinstance(output.outcome, PackserveError) else 0)

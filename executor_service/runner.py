@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from executor_service.forward_batch import ForwardBatch, KvCache
@@ -16,7 +17,6 @@ from executor_service.packing import pack
 from executor_service.sampler import logprobs_of, sample
 from executor_service.sequence import RowKey, Sampling
 from executor_service.step import Sampled, Step, StepRow
-from protos.batch import Int32Array
 
 
 class Model(Protocol):
@@ -61,16 +61,23 @@ class DeviceRunner:
         token_ids = launched.token_ids.tolist()
         return Sampled(token_ids, [0.0] * len(token_ids) if launched.logprobs is None else launched.logprobs.tolist())
 
-    def warm_up(self, token_ids: Int32Array) -> None:
-        """One step through every part, on blocks that nobody has been given yet."""
-        row = StepRow(
+    def warm_up(self, max_step_tokens: int) -> None:
+        """Steps of growing size, on blocks that nobody has been given yet: what is tried out or allocated at first use
+        is then done."""
+        num_blocks = self.cache[0][0].shape[0]
+        limit = min(max_step_tokens, num_blocks * self.block_tokens)
+        sizes = [2**i for i in range(limit.bit_length()) if 2**i < limit]
+        for num_tokens in (*sizes, limit):
+            self.sampled(self.forward(Step(0, [self._warm_up_row(num_tokens)])))
+
+    def _warm_up_row(self, num_tokens: int) -> StepRow:
+        return StepRow(
             RowKey(0, 0),
             first_position=0,
-            num_tokens=len(token_ids),
-            token_ids=token_ids,
+            num_tokens=num_tokens,
+            token_ids=np.zeros(num_tokens, np.int32),
             sample_index=-1,
-            block_ids=list(range(-(-len(token_ids) // self.block_tokens))),
+            block_ids=list(range(-(-num_tokens // self.block_tokens))),
             sampling=Sampling(temperature=1.0, top_p=0.9, logprobs=0),
             output_position=0,
         )
-        self.sampled(self.forward(Step(0, [row])))

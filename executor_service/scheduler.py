@@ -6,7 +6,7 @@ Knows blocks and budgets. Does not know tensors, text or the wire.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from time import monotonic
 
 from executor_service.blocks import BlockPool
@@ -22,7 +22,8 @@ class Scheduler:
     """Continuous batching, first come first served. Owned by one thread.
 
     A step takes decode rows first, then prompts in the order of arrival, max_step_tokens tokens at most. Where blocks
-    run out, the youngest running sequence gives up its own and is computed again later.
+    run out, the youngest running sequence gives up its own and is computed again later; a row that still got none is
+    the first in the next step, and nobody is let in meanwhile.
     """
 
     def __init__(self, pool: BlockPool, max_step_tokens: int, max_sequences: int) -> None:
@@ -30,7 +31,7 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_sequences = max_sequences
         self.sequences: dict[RowKey, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: OrderedDict[RowKey, Sequence] = OrderedDict()
         self.running: dict[RowKey, Sequence] = {}
         self.num_preemptions = 0
         self.num_steps = 0
@@ -44,7 +45,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.key] = sequence
-        self.waiting.append(sequence)
+        self.waiting[sequence.key] = sequence
 
     def end(self, key: RowKey, outcome: Outcome) -> list[RowOutput]:
         """Nothing where the row has ended already."""
@@ -74,7 +75,7 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         del self.sequences[sequence.key]
         if self.running.pop(sequence.key, None) is None:
-            self.waiting.remove(sequence)
+            del self.waiting[sequence.key]
         sequence.is_ended = True
         self._release_if_idle(sequence)
 
@@ -90,9 +91,10 @@ class Scheduler:
         """None where nothing can run before a step in flight is committed."""
         plan: Plan = {}
         budget = self.max_step_tokens
-        for sequence in sorted(self.running.values(), key=lambda s: s.num_new_tokens > 1):
+        for sequence in sorted(self.running.values(), key=_turn):
             budget -= self._plan(sequence, budget, plan)
-        while budget and (admitted := self._admit()):
+        # While one that runs is short of blocks, no newcomer takes any.
+        while budget and not any(s.is_short for s in self.running.values()) and (admitted := self._admit()):
             budget -= self._plan(admitted, budget, plan)
         return self._launch(plan) if plan else None
 
@@ -100,11 +102,12 @@ class Scheduler:
         """The first that waits, where all its known tokens have room now."""
         if not self.waiting or len(self.running) >= self.max_sequences:
             return None
-        if self.pool.blocks_for(self.waiting[0].num_tokens) > self.pool.num_free:
+        first = next(iter(self.waiting.values()))
+        if self.pool.blocks_for(first.num_tokens) > self.pool.num_free:
             return None
-        sequence = self.waiting.popleft()
-        self.running[sequence.key] = sequence
-        return sequence
+        del self.waiting[first.key]
+        self.running[first.key] = first
+        return first
 
     def _plan(self, sequence: Sequence, budget: int, plan: Plan) -> int:
         """Adds the sequence with as many tokens as the budget allows and blocks can be had for; returns how many."""
@@ -112,7 +115,8 @@ class Scheduler:
         is_preempted = sequence.key not in self.running
         if is_preempted or sequence.is_complete or num_tokens == 0:
             return 0
-        if not self._reserve(sequence, sequence.num_computed + num_tokens, plan):
+        sequence.is_short = not self._reserve(sequence, sequence.num_computed + num_tokens, plan)
+        if sequence.is_short:
             return 0
         plan[sequence.key] = num_tokens
         return num_tokens
@@ -144,8 +148,10 @@ class Scheduler:
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed = 0
+        sequence.is_short = False
         del self.running[sequence.key]
-        self.waiting.appendleft(sequence)
+        self.waiting[sequence.key] = sequence
+        self.waiting.move_to_end(sequence.key, last=False)
 
     def _launch(self, plan: Plan) -> Step:
         self.num_steps += 1
@@ -201,6 +207,11 @@ class Scheduler:
         )
 
 
+def _turn(sequence: Sequence) -> tuple[bool, bool]:
+    """Who got no blocks in the last step, then decode rows, then prompts; each in the order of arrival."""
+    return not sequence.is_short, sequence.num_new_tokens > 1
+
+
 def _step_row(sequence: Sequence, num_tokens: int) -> StepRow:
     first, end = sequence.num_computed, sequence.num_computed + num_tokens
     return StepRow(
@@ -209,7 +220,7 @@ def _step_row(sequence: Sequence, num_tokens: int) -> StepRow:
         num_tokens,
         token_ids=None if end > sequence.num_known else sequence.token_ids[first:end],
         sample_index=sequence.sample_index,
-        block_ids=sequence.block_ids,
+        block_ids=sequence.block_ids.copy(),
         sampling=sequence.sampling if end == sequence.num_tokens else None,
         output_position=sequence.num_output_tokens,
     )

@@ -63,6 +63,8 @@ class Sequence:
     # Index of its pending id among the ids that the last launched step samples.
     sample_index: int = -1
     first_step_s: float | None = None
+    # It got no blocks when it was last its turn.
+    is_short: bool = False
     is_started: bool = False
     is_ended: bool = False
 

@@ -7,13 +7,16 @@ From the wire, call, to the wire. Does not know the engine's inside.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 from executor_service.streams import Stream, Streams
 from protos.calls import Context
-from protos.errors import InvalidRequest, NotReady, Unavailable
+from protos.errors import InvalidRequest, NotReady, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc
 from protos.server import PROTOCOL_VERSION
+
+log = logging.getLogger(__name__)
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -31,11 +34,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if self._serving is None:
             raise Unavailable("the model is loading")
         streams, welcome = self._serving
-        check_hello(await anext(aiter(requests), executor_pb2.ExecuteRequest()), welcome)
-        yield executor_pb2.ExecuteResponse(welcome=welcome, load=streams.load())
         call = asyncio.current_task()
         assert call is not None
         with streams.open(end_call=call.cancel) as stream:
+            check_hello(await anext(aiter(requests), executor_pb2.ExecuteRequest()), welcome)
+            yield executor_pb2.ExecuteResponse(welcome=welcome, load=streams.load())
             reading = asyncio.create_task(_read(requests, stream))
             try:
                 async for response in stream.responses():
@@ -45,16 +48,24 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
 
 async def _read(requests: AsyncIterator[executor_pb2.ExecuteRequest], stream: Stream) -> None:
+    """What ends the reading ends the stream: its own end when the rows are answered, an error at once."""
     try:
         async for request in requests:
             stream.receive(request)
-    finally:
+    except PackserveError as error:
+        stream.outbox.close(error)
+    except Exception:
+        log.exception("a request could not be read")
+        stream.outbox.close(PackserveError("internal error"))
+    else:
         stream.half_close()
 
 
 def check_hello(request: executor_pb2.ExecuteRequest, welcome: executor_pb2.Welcome) -> None:
     if not request.HasField("hello"):
         raise InvalidRequest("hello is missing: it is the first request of a stream")
+    if request.rows or request.cancelled_request_ids or request.HasField("batch"):
+        raise InvalidRequest("hello came with rows or cancellations: it stands alone in its request")
     hello, vocabulary_sha256 = request.hello, welcome.fingerprint.vocabulary_sha256
     if hello.protocol_version != PROTOCOL_VERSION:
         raise NotReady(f"hello.protocol_version is {hello.protocol_version}, this executor speaks {PROTOCOL_VERSION}")

@@ -12,19 +12,21 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-import numpy as np
-
 from executor_service.admission import Admission
-from executor_service.engine import EndRow, EndStream, Engine, Message
-from executor_service.messages import step_output
+from executor_service.engine import EndRow, EndStream, Engine
+from executor_service.messages import step_outputs
 from executor_service.outbox import Outbox
+from executor_service.row_parts import RowParts
 from executor_service.sequence import RowKey, Sequence
 from executor_service.step import CANCELLED, RowOutput
 from protos.batch import Int32Array, TokenBatch
-from protos.errors import InvalidRequest, LimitReached, PackserveError, PromptTooLong, Unavailable
+from protos.errors import InvalidRequest, LimitReached, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2
 
 log = logging.getLogger(__name__)
+
+# For a reader that fell too far behind to take the error that ends its stream.
+LAST_WORDS_S = 1.0
 
 
 class Stream:
@@ -36,34 +38,36 @@ class Stream:
         self.open_request_ids: set[int] = set()
         self._streams = streams
         self._end_call = end_call
-        self._parts: dict[int, list[Int32Array]] = {}
+        self._ending: asyncio.TimerHandle | None = None
+        self._parts = RowParts(streams.admission.max_context_tokens)
         self._is_half_closed = False
 
     # ---- up
 
     def receive(self, request: executor_pb2.ExecuteRequest) -> None:
         """New rows and cancellations go to the engine's inbox; a row that is refused is answered at once."""
-        messages: list[Message] = []
+        if request.HasField("hello"):
+            raise InvalidRequest("hello came again: it is the first request of a stream")
+        sequences: list[Sequence] = []
+        ends: list[EndRow] = []
         refused: list[RowOutput] = []
         for request_id, token_ids, row in self._rows(request, refused):
             try:
-                messages += self._admit(request_id, token_ids, row, num_before=len(messages))
+                if request_id in self.open_request_ids:
+                    # Both would be answered under one id: neither can be.
+                    raise InvalidRequest(f"request_ids: {request_id} is open already in this stream")
+                if (sequence := self._admit(request_id, token_ids, row, len(sequences))) is not None:
+                    sequences.append(sequence)
+                    self.open_request_ids.add(request_id)
             except PackserveError as error:
-                self._parts.pop(request_id, None)
-                refused.append(RowOutput(RowKey(self.id, request_id), outcome=error))
+                self._parts.refuse(request_id, row.continues)
+                self._refuse(RowKey(self.id, request_id), error, ends, refused)
         for request_id in request.cancelled_request_ids:
-            key = RowKey(self.id, request_id)
-            if self._parts.pop(request_id, None):
-                refused.append(RowOutput(key, outcome=CANCELLED))
+            if self._parts.drop(request_id):
+                refused.append(RowOutput(RowKey(self.id, request_id), outcome=CANCELLED))
             else:
-                messages.append(EndRow(key, CANCELLED))
-        try:
-            self._streams.engine.post(messages)
-        except Unavailable as error:
-            refused += [RowOutput(m.key, outcome=error) for m in messages if isinstance(m, Sequence)]
-        if refused:
-            self.outbox.put(0, refused)
-            self.wake()
+                ends.append(EndRow(RowKey(self.id, request_id), CANCELLED))
+        self._post(sequences, ends, refused)
 
     def _rows(
         self, request: executor_pb2.ExecuteRequest, refused: list[RowOutput]
@@ -79,54 +83,74 @@ class Stream:
             return []
         return [(request_id, ids, row) for (request_id, ids), row in zip(batch, request.rows, strict=True)]
 
-    def _admit(self, request_id: int, token_ids: Int32Array, row: executor_pb2.Row, num_before: int) -> list[Message]:
-        """num_before: how many messages of this request are on their way to the engine already."""
-        key = RowKey(self.id, request_id)
-        if request_id in self.open_request_ids:
-            # Both would be answered under one id: neither can be.
-            return [EndRow(key, InvalidRequest(f"request_ids: {request_id} is open already in this stream"))]
-        self._streams.check_room(num_before)
-        if row.continues:
-            self._keep_part(request_id, token_ids)
-            return []
-        parts = self._parts.pop(request_id, [])
-        sequence = self._streams.admission.admit(key, np.concatenate([*parts, token_ids]), row)
-        self.open_request_ids.add(request_id)
+    def _admit(self, request_id: int, token_ids: Int32Array, row: executor_pb2.Row, num_before: int) -> Sequence | None:
+        """None where more of the row is to come, or all of it was refused before."""
+        if self._parts.is_refused(request_id, row.continues):
+            return None
+        self._streams.check_room(num_before + len(self._parts))
+        whole = self._parts.join(request_id, token_ids, row.continues)
+        if whole is None:
+            return None
         log.debug("stream %d, row %d: request %r", self.id, request_id, row.caller_request_id)
-        return [sequence]
+        return self._streams.admission.admit(RowKey(self.id, request_id), whole, row)
 
-    def _keep_part(self, request_id: int, token_ids: Int32Array) -> None:
-        parts = self._parts.setdefault(request_id, [])
-        parts.append(token_ids.copy())
-        num_tokens, limit = sum(len(part) for part in parts), self._streams.admission.max_context_tokens
-        if num_tokens >= limit:
-            raise PromptTooLong(f"the row has {num_tokens} tokens so far, the context is {limit}")
+    def _refuse(self, key: RowKey, error: PackserveError, ends: list[EndRow], refused: list[RowOutput]) -> None:
+        """A row that is open gets its one terminal from the engine."""
+        if key.request_id in self.open_request_ids:
+            ends.append(EndRow(key, error))
+        else:
+            refused.append(RowOutput(key, outcome=error))
+
+    def _post(self, sequences: list[Sequence], ends: list[EndRow], refused: list[RowOutput]) -> None:
+        try:
+            self._streams.engine.post([*sequences, *ends])
+        except Unavailable as error:
+            refused += [RowOutput(sequence.key, outcome=error) for sequence in sequences]
+        if refused:
+            self.outbox.put(0, refused)
+            self.wake()
 
     def half_close(self) -> None:
         """No more rows will come; the open ones are answered to their end."""
         self._is_half_closed = True
+        unfinished = [RowOutput(RowKey(self.id, i), outcome=CANCELLED) for i in self._parts.drop_all()]
+        if unfinished:
+            self.outbox.put(0, unfinished)
+            self.wake()
         self.close_if_done()
 
     # ---- down
 
     def wake(self) -> None:
+        """There is news. Where it became too much, the rows end now, the call soon even if nobody reads its error."""
         self.outbox.wake()
-        if self.outbox.is_full:
-            self._end_call()
+        if self.outbox.is_full and self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end_call)
+            self.end_rows()
+
+    def end_rows(self) -> None:
+        with suppress(Unavailable):  # an engine that has stopped has ended them already
+            self._streams.engine.post([EndStream(self.id)])
+
+    def close(self) -> None:
+        self.end_rows()
+        if self._ending:
+            self._ending.cancel()
 
     async def responses(self) -> AsyncIterator[executor_pb2.ExecuteResponse]:
         async for news in self.outbox.steps():
-            response = executor_pb2.ExecuteResponse(load=self._streams.load())
-            if news:
+            if news is None:
+                yield executor_pb2.ExecuteResponse(load=self._streams.load())
+            else:
                 step, outputs = news
                 self.open_request_ids.difference_update(o.key.request_id for o in outputs if o.outcome is not None)
-                response.step.CopyFrom(step_output(step, outputs))
-            yield response
+                for message in step_outputs(step, outputs):
+                    yield executor_pb2.ExecuteResponse(step=message, load=self._streams.load())
             self.close_if_done()
 
     def close_if_done(self) -> None:
         """Half-closed or draining, and every row answered."""
-        if (self._is_half_closed or self._streams.is_draining) and not self.open_request_ids:
+        if (self._is_half_closed or self._streams.is_draining) and not self.open_request_ids and not self._parts:
             self.outbox.close()
 
 
@@ -144,15 +168,19 @@ class Streams:
 
     @contextmanager
     def open(self, end_call: Callable[[], object]) -> Iterator[Stream]:
-        """end_call: ends the call of a stream whose reader fell too far behind. Rows still open end with the stream."""
+        """end_call: ends the call of a stream whose reader is gone. Rows still open end with the stream.
+
+        Raises Unavailable where the engine takes none.
+        """
+        if not self.engine.is_warm or self.engine.error:
+            raise Unavailable("the model is loading" if not self.engine.error else "the engine has stopped")
         stream = Stream(next(self._numbers), self, end_call)
         self._streams[stream.id] = stream
         try:
             yield stream
         finally:
             del self._streams[stream.id]
-            with suppress(Unavailable):  # an engine that has stopped has ended them already
-                self.engine.post([EndStream(stream.id)])
+            stream.close()
 
     def drain(self) -> None:
         """No new rows; a stream ends when its open rows have."""

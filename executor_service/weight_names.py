@@ -10,7 +10,7 @@ from executor_service.model_config import ModelConfig
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 # Ends of the names of buffers that old checkpoints carry: computed from the config here.
-COMPUTED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
+COMPUTED = (".rotary_emb.inv_freq",)
 
 Shape = tuple[int, ...]
 # Tensors that lie one behind the other in one weight.

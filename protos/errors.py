@@ -41,5 +41,9 @@ class Unavailable(PackserveError):
     """No executor can take the request now, or the one that had it is gone; a later try may work."""
 
 
+class EngineFailure(PackserveError):
+    """The executor's engine ended by an error of its own; the process has to be started again."""
+
+
 class ConfigError(PackserveError):
     """A setting, or a model directory, that stops the start. Names itself."""

@@ -4,7 +4,7 @@ another executor goes on with it. Through the real scheduler, packing and model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,13 @@ def request(i: int, sampled: bool = False) -> Sequence:
     )
 
 
-def run(decoder: Decoder, sequences: list[Sequence], max_step_tokens: int = 512, num_blocks: int = 128) -> Logits:
+def run(
+    decoder: Decoder,
+    sequences: list[Sequence],
+    max_step_tokens: int = 512,
+    num_blocks: int = 128,
+    is_preempting: bool = False,
+) -> Logits:
     model = RecordingModel(decoder)
     scheduler = Scheduler(BlockPool(num_blocks, 16), max_step_tokens, max_sequences=16)
     runner = DeviceRunner(model, num_blocks, 16, CPU)
@@ -87,6 +93,7 @@ def run(decoder: Decoder, sequences: list[Sequence], max_step_tokens: int = 512,
         logits |= by_row(step, model.last)
         scheduler.commit(step, runner.sampled(launched))
     assert scheduler.pool.num_used == 0
+    assert (scheduler.num_preemptions > 0) is is_preempting
     return logits
 
 
@@ -95,10 +102,10 @@ def by_row(step: Step, logits: torch.Tensor) -> Logits:
     return {(row.key.request_id, row.output_position): logits[i].clone() for i, row in enumerate(wanted)}
 
 
-def assert_equal(actual: Logits, expected: Logits) -> None:
-    assert actual.keys() <= expected.keys()
-    different = [key for key in actual if not torch.equal(actual[key], expected[key])]
-    assert not different
+def assert_equal(actual: Logits, expected: Logits, request_ids: Iterable[int]) -> None:
+    """Every output position of each request."""
+    assert set(actual) == {(i, position) for i in request_ids for position in range(NUM_OUTPUT)}
+    assert [key for key in actual if not torch.equal(actual[key], expected[key])] == []
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +125,24 @@ def alone(decoder: Decoder) -> Logits:
 @pytest.mark.parametrize("size", range(2, 10))
 def test_in_a_batch(decoder: Decoder, alone: Logits, size: int, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
-    assert_equal(run(decoder, [request(i) for i in range(size)]), alone)
-    assert_equal(run(decoder, [request(i) for i in reversed(range(9 - size, 9))]), alone)
+    assert_equal(run(decoder, [request(i) for i in range(size)]), alone, range(size))
+    last = range(9 - size, 9)
+    assert_equal(run(decoder, [request(i) for i in reversed(last)]), alone, last)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("chunk", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
 def test_in_chunks(decoder: Decoder, alone: Logits, chunk: int, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
-    assert_equal(run(decoder, [request(8)], max_step_tokens=chunk), alone)
-    assert_equal(run(decoder, [request(i) for i in range(9)], max_step_tokens=chunk), alone)
+    assert_equal(run(decoder, [request(8)], max_step_tokens=chunk), alone, [8])
+    assert_equal(run(decoder, [request(i) for i in range(9)], max_step_tokens=chunk), alone, range(9))
 
 
 def test_when_preempted(decoder: Decoder, alone: Logits) -> None:
-    assert_equal(run(decoder, [request(i) for i in (8, 7, 6, 5, 4)], max_step_tokens=64, num_blocks=27), alone)
+    """Blocks fill up while rows decode: the youngest is computed again, from its own output too."""
+    order = (7, 6, 5, 4)  # 101, 64, 33 and 32 tokens, then 6 each: 17 blocks, of which 16 are there
+    logits = run(decoder, [request(i) for i in order], max_step_tokens=512, num_blocks=16, is_preempting=True)
+    assert_equal(logits, alone, order)
 
 
 @pytest.mark.parametrize("num_known", range(1, NUM_OUTPUT))
@@ -148,8 +159,8 @@ def test_when_another_executor_goes_on(decoder: Decoder, alone: Logits, num_know
         max_output_tokens=NUM_OUTPUT,
     )
     logits = run(decoder, [request(3), known, request(5)], max_step_tokens=CHUNK)
-    assert {position for i, position in logits if i == 7} == set(range(num_known, NUM_OUTPUT))
-    assert_equal(logits, alone)
+    logits |= {(7, position): alone[7, position] for position in range(num_known)}  # delivered by the first
+    assert_equal(logits, alone, [3, 7, 5])
 
 
 def test_sampled_ids_do_not_depend_on_company(decoder: Decoder) -> None:

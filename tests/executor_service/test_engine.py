@@ -81,6 +81,7 @@ def test_depth_two_on_a_delayed_device_gives_the_ids_of_depth_one(num_blocks: in
         results.append((recorder.token_ids, recorder.outcomes))
         assert runner.max_in_flight == depth
         assert engine.scheduler.pool.num_used == 0
+        assert (engine.scheduler.num_preemptions > 0) is (num_blocks == 16)
     assert results[0] == results[1]
 
 

@@ -10,7 +10,7 @@ import pytest
 from executor_service.outbox import BYTES_PER_OUTPUT, MAX_BYTES, MAX_STEPS, Outbox
 from executor_service.sequence import RowKey
 from executor_service.step import RowOutput
-from protos.errors import LimitReached
+from protos.errors import InvalidRequest, LimitReached
 
 
 def news(token_id: int) -> list[RowOutput]:
@@ -45,6 +45,31 @@ async def test_full_outbox_keeps_nothing_and_says_so() -> None:
     assert outbox.is_full
     with pytest.raises(LimitReached, match=str(MAX_BYTES)):
         await anext(outbox.steps())
+
+
+async def test_words_of_errors_count() -> None:
+    outbox = Outbox()
+    refusal = [RowOutput(RowKey(1, 1), outcome=InvalidRequest("x" * 400))]
+    for step in range(MAX_BYTES // 400):
+        outbox.put(step, refusal)
+    assert outbox.is_full
+
+
+async def test_what_comes_at_once_does_not_fill_it() -> None:
+    outbox = Outbox()
+    outbox.put(1, news(1) * (MAX_BYTES // BYTES_PER_OUTPUT + 2))
+    assert not outbox.is_full
+    assert len(await drain(outbox)) == 1
+
+
+async def test_error_comes_after_what_is_left() -> None:
+    outbox = Outbox()
+    outbox.put(1, news(1))
+    outbox.close(InvalidRequest("why"))
+    steps = outbox.steps()
+    assert await anext(steps) == (1, news(1))
+    with pytest.raises(InvalidRequest, match="why"):
+        await anext(steps)
 
 
 async def test_reader_is_woken_by_news() -> None:

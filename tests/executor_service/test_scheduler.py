@@ -201,3 +201,21 @@ def test_depth_two_gives_the_same_ids(num_blocks: int) -> None:
     assert depth_two(scheduler, runner) == run(fill(make_scheduler()))
     assert runner.max_in_flight == 2
     assert scheduler.pool.num_used == 0
+    assert (scheduler.num_preemptions > 0) is (num_blocks == 12)
+
+
+def test_row_without_blocks_is_next_and_nobody_is_let_in() -> None:
+    """A long prompt in chunks is not overtaken for ever by short ones that fit."""
+    scheduler, runner = make_scheduler(num_blocks=12, max_step_tokens=16), CountingRunner()
+    scheduler.add(make_sequence(0, num_tokens=4, max_output_tokens=30))
+    scheduler.add(make_sequence(1, num_tokens=40, max_output_tokens=2))
+    for request_id in range(2, 30):
+        scheduler.add(make_sequence(request_id, num_tokens=4, max_output_tokens=12))
+    stalled = 0
+    while step := scheduler.schedule():
+        is_waiting = RowKey(1, 1) in scheduler.running and all(row.key != (1, 1) for row in step.rows)
+        stalled = stalled + 1 if is_waiting else 0
+        if stalled > 1:  # only for one that is older
+            assert [row.key.request_id for row in step.rows] == [0]
+        scheduler.commit(step, runner.sampled(runner.forward(step)))
+    assert scheduler.pool.num_used == 0

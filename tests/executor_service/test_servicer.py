@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 from executor_service.sequence import RowKey
 from executor_service.step import Step
 from protos.packserve.v1 import executor_pb2, sampling_pb2
-from tests.fixtures.executor_server import RunningExecutor, connected, open_stream, running_executor
+from tests.fixtures.executor_server import HELLO, RunningExecutor, connected, open_stream, running_executor
 from tests.fixtures.sequences import CountingLaunch, CountingRunner
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
@@ -180,6 +181,70 @@ async def test_long_row_comes_in_parts() -> None:
         assert client.rows[2].outcome == "cancelled"
 
 
+async def test_row_refused_in_parts_is_refused_once_and_whole() -> None:
+    async with running_executor() as executor, connected(executor) as client:
+        for _ in range(3):
+            await client.send({1: [1] * 300}, continues=True)
+        await client.send({1: [4]}, **sampling(max_tokens=2))  # its last part: not a row of its own
+        await client.send({2: []}, continues=True)
+        await client.send({3: [5]}, **sampling(max_tokens=2))
+        await client.read_until_ended(1, 2, 3)
+        assert [len(row.terminals) for row in client.rows.values()] == [1, 1, 1]
+        assert "the row has 600 tokens so far, the context is 512" in client.rows[1].terminals[0].error.detail
+        assert "a part of 0 ids" in client.rows[2].terminals[0].error.detail
+        assert client.rows[1].token_ids == []
+        await client.send({1: [7]}, **sampling(max_tokens=1))  # the id is free again
+        while len(client.rows[1].token_ids) < 1:
+            client.rows[1].terminals.clear()
+            await client.read()
+
+
+async def test_half_close_ends_a_row_whose_last_part_never_came() -> None:
+    async with running_executor() as executor, connected(executor) as client:
+        await client.send({1: [1]}, continues=True)
+        await client.call.done_writing()
+        while await client.read():
+            pass
+        assert client.rows[1].outcome == "cancelled"
+
+
+async def test_burst_of_refused_rows_is_answered_in_several_messages() -> None:
+    async with running_executor() as executor, connected(executor) as client:
+        rows = {i: [] for i in range(10_000)}
+        rows[5] = [5]
+        await client.send(rows, **sampling(max_tokens=2))
+        await client.read_until_ended(*rows)
+        assert client.rows[5].token_ids == [6, 7]
+        assert len(client.messages) > 2
+
+
+async def test_reader_that_stops_reading_loses_its_stream_and_no_other() -> None:
+    class EndlessRunner(CountingRunner):
+        """Rows in plenty, as fast as can be."""
+
+    async with running_executor(EndlessRunner(), num_blocks=10_000, max_step_tokens=4096) as executor:
+        async with connected(executor) as slow, connected(executor) as client:
+            for start in range(0, 40_000, 200):
+                if not executor.streams._streams.get(1):
+                    break
+                await slow.send({i: [1] for i in range(start, start + 200)}, **sampling(max_tokens=500))
+                await client.send({start: [5]}, **sampling(max_tokens=2))
+                await client.read_until_ended(start)
+                await asyncio.sleep(0.05)
+            assert not executor.streams._streams.get(1)
+            await client.send({99_999: [5]}, **sampling(max_tokens=2))
+            await client.read_until_ended(99_999)
+        assert await is_idle(executor)
+
+
+async def test_burst_of_cancellations_is_no_queue() -> None:
+    async with running_executor(SlowRunner(), max_queued=2) as executor, connected(executor) as client:
+        await client.send({}, cancel=range(100))
+        await client.send({1: [5]}, **sampling(max_tokens=1))
+        await client.read_until_ended(1)
+        assert client.rows[1].token_ids == [6]
+
+
 async def test_logprobs_come_where_asked() -> None:
     async with running_executor() as executor, connected(executor) as client:
         await client.send({1: [5]}, **sampling(max_tokens=3, logprobs=0))
@@ -269,6 +334,20 @@ async def test_idle_stream_gets_a_heartbeat_with_the_load() -> None:
         assert client.messages[0].load.num_blocks == client.messages[0].load.num_free_blocks == 64
 
 
+async def test_hello_stands_alone_and_comes_once() -> None:
+    async with running_executor() as executor:
+        async with open_stream(executor.address) as client:
+            request = executor_pb2.ExecuteRequest(cancelled_request_ids=[1])
+            request.hello.CopyFrom(HELLO.hello)
+            await client.call.write(request)
+            assert await client.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "it stands alone" in await client.call.details()
+        async with connected(executor) as client:
+            await client.call.write(HELLO)
+            assert await client.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "hello came again" in await client.call.details()
+
+
 @pytest.mark.parametrize(
     ("hello", "code", "words"),
     [
@@ -291,6 +370,20 @@ async def test_wrong_hello_is_refused_at_connect(hello: dict[str, object], code:
         assert words in await client.call.details()
 
 
+async def test_no_stream_before_the_warm_up() -> None:
+    class WarmingRunner(CountingRunner):
+        release = threading.Event()
+
+        def warm_up(self, max_step_tokens: int) -> None:
+            self.release.wait(10)
+
+    async with running_executor(WarmingRunner(), is_warm=False) as executor:
+        async with open_stream(executor.address) as client:
+            assert await client.call.code() == grpc.StatusCode.UNAVAILABLE
+            assert await client.call.details() == "the model is loading"
+        WarmingRunner.release.set()
+
+
 async def test_engine_failure_ends_every_row_and_says_so() -> None:
     class FailingRunner(CountingRunner):
         def forward(self, step: Step) -> CountingLaunch:
@@ -306,3 +399,6 @@ async def test_engine_failure_ends_every_row_and_says_so() -> None:
         await client.send({3: [5]})
         await client.read_until_ended(3)
         assert "the engine has stopped" in client.rows[3].terminals[0].error.detail
+        async with open_stream(executor.address) as late:
+            assert await late.call.code() == grpc.StatusCode.UNAVAILABLE
+            assert "the engine has stopped" in await late.call.details()
