@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-import executor_service
-import kernels
+from executor_service.blocks import BlockPool
 from executor_service.decoder import Decoder
 from executor_service.forward_batch import ForwardBatch, KvCache
+from executor_service.runner import DeviceRunner
+from executor_service.scheduler import Scheduler
 from tests.fixtures.decoding import Rows, greedy, load_decoder, logits_of
 from tests.fixtures.oracle import oracle_logits
 from tests.fixtures.random_model import random_config, random_tensors, write_model, write_random_model
+from tests.fixtures.repository import PACKAGES, modules
 from tests.fixtures.scripted_model import write_scripted_model
+from tests.fixtures.sequences import make_sequence
 
 TOKEN_IDS = [(7 * i * i + 3 * i) % 320 for i in range(100)]
 LLAMA3 = {
@@ -131,6 +134,23 @@ def test_a_model_with_several_streams_a_token_takes_the_same_flow(tmp_path: Path
     torch.testing.assert_close(logits_of(load_decoder(tmp_path, cls=StreamsDecoder), TOKEN_IDS), expected)
 
 
+def test_several_streams_a_token_through_scheduler_and_runner(tmp_path: Path) -> None:
+    """Nothing between a step and its ids knows how a token is embedded: chunks, decode rows, two sequences."""
+    write_random_model(tmp_path)
+
+    def token_ids(decoder: Decoder) -> list[list[int]]:
+        scheduler = Scheduler(BlockPool(16, 16), max_step_tokens=12, max_sequences=4)
+        runner = DeviceRunner(decoder, 16, 16, torch.device("cpu"))
+        sequences = [make_sequence(i, num_tokens=20 + i, max_output_tokens=6) for i in range(2)]
+        for sequence in sequences:
+            scheduler.add(sequence)
+        while step := scheduler.schedule():
+            scheduler.commit(step, runner.sampled(runner.forward(step)))
+        return [sequence.token_ids[: sequence.num_known].tolist() for sequence in sequences]
+
+    assert token_ids(load_decoder(tmp_path, cls=StreamsDecoder)) == token_ids(load_decoder(tmp_path))
+
+
 def test_logits_only_of_the_rows_that_need_them(tmp_path: Path) -> None:
     decoder = load_decoder(write_random_model(tmp_path))
     rows = Rows(decoder, 2)
@@ -138,13 +158,20 @@ def test_logits_only_of_the_rows_that_need_them(tmp_path: Path) -> None:
     assert [len(row) for row in logits.values()] == [3, 1]
 
 
-def test_no_name_speaks_of_where_embedding_is_done() -> None:
+def test_no_name_or_branch_speaks_of_where_embedding_is_done() -> None:
     """There is one flow: ids reach the device, the model embeds them there. No flag, no second way."""
-    for package in (executor_service, kernels):
-        for path in Path(str(package.__file__)).parent.rglob("*.py"):
-            for name in names(ast.parse(path.read_text(encoding="utf-8"))):
-                has_place = any(word in name.lower() for word in ("host", "device", "supports"))
+    for package in PACKAGES:
+        for _, path in modules(package):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for name in names(tree):
+                has_place = any(word in name.lower() for word in ("host", "device", "supports", "cpu"))
                 assert not (has_place and "embed" in name.lower()), f"{path}: {name}"
+            if path.name == "weights.py":  # asks whether a head is tied to the table
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.If | ast.IfExp):
+                    asked = {name for name in names(node.test) if "embed" in name.lower()}
+                    assert asked <= {"max_position_embeddings"}, f"{path}:{node.lineno}"
 
 
 def names(tree: ast.AST) -> set[str]:
