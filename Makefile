@@ -24,9 +24,9 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 run: $(VENV)/.run
 ifdef PROMPT
-	@packserve up --prompt "$$PROMPT"
+	@exec packserve up --prompt "$$PROMPT"
 else
-	@packserve up --prompt "$$SAMPLE_PROMPT" --chat --keep-serving
+	@exec packserve up --prompt "$$SAMPLE_PROMPT" --chat --keep-serving
 endif
 
 test: $(VENV)/.test

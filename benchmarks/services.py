@@ -51,7 +51,7 @@ class Services:
 @asynccontextmanager
 async def running_services(model: Path, log_path: Path, **environment: str) -> AsyncIterator[Services]:
     os.environ |= environment
-    tokenizer, executor = with_free_ports(FREE_PORTS), with_free_ports(FREE_PORTS)
+    tokenizer, executor = with_free_ports(FREE_PORTS, FREE_PORTS)
     with log_path.open("w") as log:
         async with both_services(str(model), tokenizer, executor, log) as (executor_child, tokenizer_child):
             yield Services(

@@ -66,7 +66,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise ConfigError(f"{path.name}: header of {length} bytes in a file of {path.stat().st_size}")
-        header = json.loads(file.read(length))
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise ConfigError(f"{path.name}: its header of {length} bytes is no JSON: {error}") from error
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():

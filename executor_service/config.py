@@ -44,12 +44,7 @@ class ExecutorConfig:
         _check(self.model.is_dir(), "MODEL", self.model, "must be a directory with config.json and safetensors files")
         _check(self.device in DEVICES, "DEVICE", self.device, f"must be one of {', '.join(DEVICES)}")
         _check(self.dtype in DTYPES, "DTYPE", self.dtype, f"must be one of {', '.join(DTYPES)}")
-        for setting, port in (
-            ("PORT", self.ports.port),
-            ("HEALTH_PORT", self.ports.health_port),
-            ("METRICS_PORT", self.ports.metrics_port),
-        ):
-            _check(0 <= port < 65536, setting, port, "must be 0 to 65535")
+        self.ports.check("EXECUTOR")
         _check(self.kernels in BACKENDS, "KERNELS", self.kernels, f"must be one of {', '.join(BACKENDS)}")
         is_power_of_two = self.block_tokens > 0 and self.block_tokens & (self.block_tokens - 1) == 0
         _check(is_power_of_two, "BLOCK_TOKENS", self.block_tokens, "must be a power of two")

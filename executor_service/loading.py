@@ -28,6 +28,8 @@ from protos.vocabulary import Vocabulary
 log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 1.0
+# One of the prompt, one of the output.
+MIN_CONTEXT_TOKENS = 2
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,16 @@ def _dtype(config: ExecutorConfig, model_config: ModelConfig) -> torch.dtype:
 
 def _num_blocks(config: ExecutorConfig, decoder: Decoder) -> int:
     """What the settings say, or what the memory allows, but no more than the sequences can use."""
+    block_bytes = decoder.kv_bytes_per_token * config.block_tokens
+    free_bytes = available_bytes()
+    if config.num_blocks * block_bytes > free_bytes:
+        raise ConfigError(
+            f"EXECUTOR_NUM_BLOCKS={config.num_blocks}: they take {config.num_blocks * block_bytes} bytes,"
+            f" {free_bytes} are free"
+        )
     if config.num_blocks:
         return config.num_blocks
-    block_bytes = decoder.kv_bytes_per_token * config.block_tokens
-    affordable = int(available_bytes() * config.kv_memory_fraction) // block_bytes
+    affordable = int(free_bytes * config.kv_memory_fraction) // block_bytes
     useful = config.max_sequences * -(-decoder.config.max_position_embeddings // config.block_tokens)
     if affordable < 1:
         raise ConfigError(f"EXECUTOR_KV_MEMORY_FRACTION={config.kv_memory_fraction}: a block takes {block_bytes} bytes")
@@ -92,6 +100,10 @@ def _info(config: ExecutorConfig, model: ModelConfig, num_blocks: int) -> execut
         )
     if config.max_context_tokens:
         limits.append(config.max_context_tokens)
+    if min(limits) < MIN_CONTEXT_TOKENS:
+        raise ConfigError(
+            f"the context is {min(limits)} tokens (model {limits[0]}, cache {limits[1]}), must be {MIN_CONTEXT_TOKENS}"
+        )
     return executor_pb2.ExecutorModel(
         name=config.model_name,
         architecture=model.architecture,

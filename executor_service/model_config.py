@@ -72,7 +72,10 @@ def load_model_config(directory: Path) -> ModelConfig:
     """Raises ConfigError naming the file and the key."""
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    return parse_model_config(read_json(directory / "config.json"), generation)
+    try:
+        return parse_model_config(read_json(directory / "config.json"), generation)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"config.json or generation_config.json: {type(error).__name__}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

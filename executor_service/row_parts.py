@@ -9,7 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from protos.batch import Int32Array
-from protos.errors import InvalidRequest, PromptTooLong
+from protos.errors import InvalidRequest, LimitReached, PromptTooLong
+
+# A sender splits the row that meets the end of a message: one at a time.
+MAX_ROWS = 16
 
 
 class RowParts:
@@ -33,6 +36,8 @@ class RowParts:
         num_tokens = sum(map(len, parts)) + len(token_ids)
         if not len(token_ids):
             raise InvalidRequest("a row continues after a part of 0 ids, a part has at least 1")
+        if request_id not in self._parts and len(self._parts) >= MAX_ROWS:
+            raise LimitReached(f"{len(self._parts)} rows wait for their last parts, a stream has at most {MAX_ROWS}")
         if num_tokens >= self._max_context_tokens:
             raise PromptTooLong(f"the row has {num_tokens} tokens so far, the context is {self._max_context_tokens}")
         self._parts.setdefault(request_id, parts).append(token_ids.copy())

@@ -16,6 +16,8 @@ from protos.errors import InvalidRequest, NotReady, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc
 from protos.server import PROTOCOL_VERSION
 
+HELLO_TIMEOUT_S = 5.0
+
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         call = asyncio.current_task()
         assert call is not None
         with streams.open(end_call=call.cancel) as stream:
-            check_hello(await anext(aiter(requests), executor_pb2.ExecuteRequest()), welcome)
+            check_hello(await _first(requests), welcome)
             yield executor_pb2.ExecuteResponse(welcome=welcome, load=streams.load())
             reading = asyncio.create_task(_read(requests, stream))
             try:
@@ -45,6 +47,14 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                     yield response
             finally:
                 reading.cancel()
+
+
+async def _first(requests: AsyncIterator[executor_pb2.ExecuteRequest]) -> executor_pb2.ExecuteRequest:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(aiter(requests), executor_pb2.ExecuteRequest())
+    except TimeoutError:
+        raise InvalidRequest(f"hello did not come within {HELLO_TIMEOUT_S:g} s") from None
 
 
 async def _read(requests: AsyncIterator[executor_pb2.ExecuteRequest], stream: Stream) -> None:

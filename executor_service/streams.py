@@ -22,6 +22,7 @@ from executor_service.step import CANCELLED, RowOutput
 from protos.batch import Int32Array, TokenBatch
 from protos.errors import InvalidRequest, LimitReached, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2
+from protos.server import MAX_ROWS_PER_MESSAGE
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Stream:
         """New rows and cancellations go to the engine's inbox; a row that is refused is answered at once."""
         if request.HasField("hello"):
             raise InvalidRequest("hello came again: it is the first request of a stream")
+        _check_size(request)
         sequences: list[Sequence] = []
         ends: list[EndRow] = []
         refused: list[RowOutput] = []
@@ -65,7 +67,7 @@ class Stream:
         for request_id in request.cancelled_request_ids:
             if self._parts.drop(request_id):
                 refused.append(RowOutput(RowKey(self.id, request_id), outcome=CANCELLED))
-            else:
+            elif request_id in self.open_request_ids:
                 ends.append(EndRow(RowKey(self.id, request_id), CANCELLED))
         self._post(sequences, ends, refused)
 
@@ -79,6 +81,8 @@ class Stream:
                 raise InvalidRequest(f"rows has {len(request.rows)} entries, the batch has {len(batch)}")
         except InvalidRequest as error:
             fresh = set(request.batch.request_ids) - self.open_request_ids
+            for request_id in fresh:
+                self._parts.drop(request_id)
             refused.extend(RowOutput(RowKey(self.id, request_id), outcome=error) for request_id in fresh)
             return []
         return [(request_id, ids, row) for (request_id, ids), row in zip(batch, request.rows, strict=True)]
@@ -217,6 +221,16 @@ class Streams:
                 stream.outbox.put(step, stream_outputs)
                 woken.append(stream)
         self._loop.call_soon_threadsafe(_wake, woken)
+
+
+def _check_size(request: executor_pb2.ExecuteRequest) -> None:
+    """One message must not keep the event loop from the other streams for long."""
+    for name, number in (
+        ("rows", max(len(request.rows), len(request.batch.request_ids))),
+        ("cancelled_request_ids", len(request.cancelled_request_ids)),
+    ):
+        if number > MAX_ROWS_PER_MESSAGE:
+            raise LimitReached(f"{name} has {number} entries, a request takes {MAX_ROWS_PER_MESSAGE}")
 
 
 def _wake(streams: list[Stream]) -> None:

@@ -13,8 +13,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from protos.errors import PackserveError
+from protos.errors import InvalidRequest, PackserveError
 from protos.rpc import detail, status_code
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -59,23 +60,27 @@ class Calls(grpc.aio.ServerInterceptor):
         words = {True: "stream", False: "unary"}
         kind = f"{words[handler.request_streaming]}_{words[handler.response_streaming]}"
         method, new_handler = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded = self._stream(method) if handler.response_streaming else self._unary(method)
-        result: grpc.RpcMethodHandler[Any, Any] = new_handler(
-            guarded, handler.request_deserializer, handler.response_serializer
-        )
+        parse = _parser(handler.request_deserializer, handler.request_streaming)
+        guarded = self._stream(method, parse) if handler.response_streaming else self._unary(method, parse)
+        # Bytes are parsed by the call itself, so that what can't be parsed is answered like any other bad request.
+        result: grpc.RpcMethodHandler[Any, Any] = new_handler(guarded, None, handler.response_serializer)
         return result
 
-    def _unary(self, method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _unary(
+        self, method: Callable[[Any, Context], Awaitable[Any]], parse: Callable[[Any], Any]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
             async with self._open(context):
-                return await method(request, context)
+                return await method(parse(request), context)
 
         return call
 
-    def _stream(self, method: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Awaitable[None]]:
+    def _stream(
+        self, method: Callable[[Any, Context], Any], parse: Callable[[Any], Any]
+    ) -> Callable[[Any, Context], Awaitable[None]]:
         # Written rather than yielded: a call that is cancelled while its caller is slow still runs its `finally` here.
         async def call(request: Any, context: Context) -> None:
-            async with self._open(context), aclosing(method(request, context)) as responses:
+            async with self._open(context), aclosing(method(parse(request), context)) as responses:
                 async for response in responses:
                     await context.write(response)
 
@@ -101,3 +106,19 @@ class Calls(grpc.aio.ServerInterceptor):
             self.num_open -= 1
             if not self.num_open:
                 self._idle.set()
+
+
+def _parser(deserialize: Callable[[bytes], Any], is_stream: bool) -> Callable[[Any], Any]:
+    """Of a request's bytes, or of a stream of them. Raises InvalidRequest where they are no message of the type."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            raise InvalidRequest(f"the request's {len(data)} bytes are no message of its type") from error
+
+    async def parse_each(stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in stream:
+            yield parse(data)
+
+    return parse_each if is_stream else parse

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from protos.errors import InvalidRequest
+from protos.errors import InvalidRequest, NotSupported
 from protos.packserve.v1 import sampling_pb2
 
 MAX_STOP_TOKEN_IDS = 256
@@ -31,7 +31,7 @@ UNSUPPORTED = frozenset(
 
 
 def check_sampling(parameters: sampling_pb2.SamplingParameters) -> None:
-    """Raises InvalidRequest naming the field, its value and the bound. Unset fields pass."""
+    """Raises InvalidRequest naming the field, its value and the bound, or NotSupported. Unset fields pass."""
     if parameters.HasField("temperature"):
         temperature = parameters.temperature
         _check(math.isfinite(temperature) and temperature >= 0, "temperature", temperature, "a finite number >= 0")
@@ -42,9 +42,9 @@ def check_sampling(parameters: sampling_pb2.SamplingParameters) -> None:
     if parameters.HasField("max_tokens"):
         _check(parameters.max_tokens >= 1, "max_tokens", parameters.max_tokens, ">= 1")
     if parameters.HasField("logprobs"):
-        _check(
-            parameters.logprobs == 0, "logprobs", parameters.logprobs, "0: more than the chosen id's is not offered yet"
-        )
+        _check(parameters.logprobs >= 0, "logprobs", parameters.logprobs, ">= 0")
+        if parameters.logprobs > 0:
+            raise NotSupported("sampling.logprobs above 0 is not supported")
     num_stops = len(parameters.stop_token_ids)
     _check(num_stops <= MAX_STOP_TOKEN_IDS, "stop_token_ids", num_stops, f"at most {MAX_STOP_TOKEN_IDS} ids")
 

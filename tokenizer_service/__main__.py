@@ -17,6 +17,7 @@ from protos.errors import ConfigError
 from protos.server import Ports
 from tokenizer_service.app import serve
 from tokenizer_service.config import DEFAULT_EXECUTOR, TokenizerConfig
+from tokenizer_service.link import STUCK_AFTER_S
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -35,6 +36,9 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @click.option("--health-port", default=50052, help="grpc.health.v1 in plain text, for probes.")
 @click.option("--metrics-port", default=9101, help="Prometheus, over HTTP.")
 @click.option("--drain-timeout-s", default=30.0, help="After SIGTERM, open calls have so long to end.")
+@click.option(
+    "--executor-stuck-after-s", default=STUCK_AFTER_S, help="An executor whose step lasts longer gets no new rows."
+)
 @click.option("--log-level", default="INFO", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Of stderr.")
 def main(
     model: Path,
@@ -45,18 +49,20 @@ def main(
     health_port: int,
     metrics_port: int,
     drain_timeout_s: float,
+    executor_stuck_after_s: float,
     log_level: str,
 ) -> None:
     """Run packserve's tokenizer service: text in, packed token ids to the executors, text out.
 
-    It needs no executor to start: it is ready while at least one is connected. Each flag can also be set in the
+    It needs no executor to start: it is ready while at least one takes requests. Each flag can also be set in the
     environment: --health-port is TOKENIZER_HEALTH_PORT. SIGTERM lets open calls end; a second one does not.
     """
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     targets = tuple(target.strip() for target in executors.split(",") if target.strip())
     try:
         ports = Ports(host, port, health_port, metrics_port)
-        asyncio.run(serve(TokenizerConfig(model, name, targets, ports, drain_timeout_s)))
+        config = TokenizerConfig(model, name, targets, ports, drain_timeout_s, executor_stuck_after_s)
+        asyncio.run(serve(config))
     except ConfigError as error:
         sys.exit(f"packserve tokenizer: {error}")
 

@@ -69,6 +69,9 @@ def _check_rows(request: tokenizer_pb2.GenerateRequest) -> None:
     for i, prompt in enumerate(request.prompts):
         if prompt.WhichOneof("kind") is None:
             raise InvalidRequest(f"prompts[{i}] has no text, chat or token_ids")
+        if prompt.HasField("add_special_tokens") and not prompt.HasField("text"):
+            kind = prompt.WhichOneof("kind")
+            raise InvalidRequest(f"prompts[{i}].add_special_tokens is set beside {kind}, it is for text")
 
 
 def check_prompts(

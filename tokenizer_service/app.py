@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the tokenizer service together: config, tokenizer, pool, servicer, server. The one place that knows all of them.
 
-The ports and liveness are there before the tokenizer is loaded; it is ready while it has one and an executor too.
+The ports and liveness are there before the tokenizer is loaded; it is ready while it has one, and an executor that
+takes rows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from uuid import uuid4
 
+from protos.errors import ConfigError
 from protos.metrics import new_registry
 from protos.packserve.v1 import executor_pb2, tokenizer_pb2_grpc
 from protos.server import PROTOCOL_VERSION, Ports, Server
@@ -34,7 +36,12 @@ async def serve(config: TokenizerConfig) -> None:
     metrics = Metrics(new_registry(), config.model_name)
     server = Server(SERVICE_NAME, "TOKENIZER", config, metrics.registry)
     app = App(config, metrics, server)
-    print(f"packserve tokenizer: {await app.start()}", flush=True)
+    try:
+        ports = await app.start()
+    except ConfigError:
+        await server.stop()
+        raise
+    print(f"packserve tokenizer: {ports}", flush=True)
     await server.run_until_signal()
     await app.aclose()
 
@@ -63,7 +70,9 @@ class App:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         template = await asyncio.to_thread(ChatTemplate.load, config.model)
         self.encoder = Encoder(tokenizer, on_encode=metrics.on_encode)
-        self.pool = ExecutorPool(config.executors, _hello(tokenizer), self._on_change, metrics.wire.observe)
+        self.pool = ExecutorPool(
+            config.executors, _hello(tokenizer), self._on_change, metrics.wire.observe, config.executor_stuck_after_s
+        )
         prompts = PromptEncoder(self.encoder, template)
         return Generator(config.model_name, tokenizer.vocabulary, prompts, self.pool, metrics)
 
@@ -72,10 +81,10 @@ class App:
         await self.encoder.aclose()
 
     async def _on_change(self) -> None:
-        """An executor came or went."""
+        """An executor came or went, or takes rows where it did not, or the reverse."""
         self.metrics.executors_connected.set(self.pool.num_connected)
         self.metrics.executors_refused.set(self.pool.num_refused)
-        await self.server.health.set_serving(self.pool.num_connected > 0)
+        await self.server.health.set_serving(self.pool.takes_rows)
 
 
 def _hello(tokenizer: Tokenizer) -> executor_pb2.Hello:

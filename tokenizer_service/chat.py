@@ -15,6 +15,7 @@ import jinja2
 
 from protos.errors import ConfigError, InvalidRequest
 from protos.packserve.v1 import tokenizer_pb2
+from protos.presence import is_true_or_unset
 from protos.vocabulary import Json, read_json
 from tokenizer_service.chat_environment import chat_environment
 from tokenizer_service.chat_messages import (
@@ -89,7 +90,7 @@ class ChatTemplate:
         return self.render(
             self.messages_from_wire(chat),
             tools=documents_from_wire(chat.tools, "tools") or None,
-            add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+            add_generation_prompt=is_true_or_unset(chat, "add_generation_prompt"),
             arguments=arguments_from_wire(chat),
         )
 

@@ -65,7 +65,10 @@ def documents_from_wire(documents: Iterable[str], field: str) -> list[Message]:
 
 def arguments_from_wire(chat: tokenizer_pb2.Chat) -> dict[str, Any]:
     """A Struct has only floats; a whole one is meant as an integer, and is printed as one."""
-    arguments: dict[str, Any] = _whole(MessageToDict(chat.template_arguments))
+    try:
+        arguments: dict[str, Any] = _whole(MessageToDict(chat.template_arguments))
+    except ValueError as error:
+        raise InvalidRequest(f"chat.template_arguments: {error}") from error
     return arguments
 
 
@@ -99,6 +102,8 @@ def _content(message: tokenizer_pb2.ChatMessage, content_format: ContentFormat, 
 def _json_object(text: str, field: str) -> Message:
     try:
         document = json.loads(text)
+        # An escape can stand for half a character, which no tokenizer takes.
+        json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is not JSON: {error}") from error
     if not isinstance(document, dict):

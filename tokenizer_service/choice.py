@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from protos.batch import Int32Array
 from protos.packserve.v1 import executor_pb2, sampling_pb2, tokenizer_pb2
+from protos.presence import is_true_or_unset
 from protos.vocabulary import Vocabulary
 from tokenizer_service.detokenizer import Detokenizer
 from tokenizer_service.rows import Float32Array, RowUpdate
@@ -41,7 +42,7 @@ class ChoiceStream:
         self.choice_index = choice_index
         self.is_ended = False
         self.last_s: float | None = None
-        hides = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        hides = is_true_or_unset(request, "skip_special_tokens")
         self._detokenizer = Detokenizer(vocabulary, context=prompt, skip_special_tokens=hides)
         self._matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
         self._usage = tokenizer_pb2.Usage(num_prompt_tokens=len(prompt))
@@ -65,27 +66,27 @@ class ChoiceStream:
             choice.usage.CopyFrom(self._usage)
         return choice
 
-    def _text(self, token_ids: Int32Array, finished: executor_pb2.Finished | None) -> tuple[str, list[int]]:
+    def _text(self, new: Int32Array, finished: executor_pb2.Finished | None) -> tuple[str, list[int]]:
         """What may be shown, and the ids that count."""
-        ids: list[int] = token_ids.tolist()
-        shown = ids[:-1] if finished is not None and finished.HasField("stop_token_id") else ids
+        token_ids: list[int] = new.tolist()
+        shown = token_ids[:-1] if finished is not None and finished.HasField("stop_token_id") else token_ids
         if self._matcher is not None:
-            return self._matched_text(self._matcher, ids, shown, finished is not None)
+            return self._matched_text(self._matcher, token_ids, shown, finished is not None)
         text = self._detokenizer.push(shown)
-        return (text + self._detokenizer.finish() if finished is not None else text), ids
+        return (text + self._detokenizer.finish() if finished is not None else text), token_ids
 
     def _matched_text(
-        self, matcher: StopMatcher, ids: list[int], shown: list[int], is_last: bool
+        self, matcher: StopMatcher, token_ids: list[int], shown: list[int], is_last: bool
     ) -> tuple[str, list[int]]:
         """One id at a time, to know which one completes a stop string."""
         parts = []
         for i, token_id in enumerate(shown):
             parts.append(matcher.push(self._detokenizer.push((token_id,))))
             if matcher.matched is not None:
-                return "".join(parts), ids[: i + 1]
+                return "".join(parts), token_ids[: i + 1]
         if is_last:
             parts += [matcher.push(self._detokenizer.finish()), matcher.finish()]
-        return "".join(parts), ids
+        return "".join(parts), token_ids
 
     def _finish(self, finished: executor_pb2.Finished | None) -> tokenizer_pb2.Finish | None:
         if self._matcher is not None and self._matcher.matched is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protos.errors import ConfigError
 from protos.server import Ports
+from tokenizer_service.link import STUCK_AFTER_S
 from tokenizer_service.pool import DNS_PREFIX
 
 DEFAULT_EXECUTOR = "127.0.0.1:50061"
@@ -22,19 +23,17 @@ class TokenizerConfig:
     executors: tuple[str, ...] = (DEFAULT_EXECUTOR,)
     ports: Ports = field(default_factory=Ports)
     drain_timeout_s: float = 30.0
+    executor_stuck_after_s: float = STUCK_AFTER_S
 
     def __post_init__(self) -> None:
         _check(self.model.is_dir(), "MODEL", self.model, "must be a directory with tokenizer files")
-        for setting, port in (
-            ("PORT", self.ports.port),
-            ("HEALTH_PORT", self.ports.health_port),
-            ("METRICS_PORT", self.ports.metrics_port),
-        ):
-            _check(0 <= port < 65536, setting, port, "must be 0 to 65535")
+        self.ports.check("TOKENIZER")
         _check(len(self.executors) > 0, "EXECUTORS", "", "must name at least one executor")
         for target in self.executors:
             _check(_is_target(target), "EXECUTORS", target, f"must be host:port or {DNS_PREFIX}name:port")
         _check(self.drain_timeout_s >= 0, "DRAIN_TIMEOUT_S", self.drain_timeout_s, "must be 0 or more")
+        stuck_after_s = self.executor_stuck_after_s
+        _check(stuck_after_s > 0, "EXECUTOR_STUCK_AFTER_S", stuck_after_s, "must be above 0")
 
     @property
     def model_name(self) -> str:

@@ -47,9 +47,9 @@ class Detokenizer:
         return self._first_stripped(self._decoder.decode(b"", final=True))
 
     def _bytes(self, token_ids: TokenIds) -> bytes:
-        ids: Sequence[int] = token_ids if isinstance(token_ids, Sequence) else token_ids.tolist()
+        plain: Sequence[int] = token_ids if isinstance(token_ids, Sequence) else token_ids.tolist()
         piece, hidden = self._vocabulary.piece, self._hidden
-        return b"".join([piece(token_id) for token_id in ids if token_id not in hidden])
+        return b"".join([piece(token_id) for token_id in plain if token_id not in hidden])
 
     def _context_bytes(self, context: TokenIds) -> bytes:
         """The last few; empty where the context has no text."""

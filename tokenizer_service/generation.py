@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 from protos.batch import Int32Array
@@ -27,6 +27,10 @@ from tokenizer_service.rows import Arrivals, RowRequest, RowStream
 Choices = dict[RowStream, ChoiceStream]
 Request = tokenizer_pb2.GenerateRequest
 
+# A message is full with the choice that passes this. A choice's share is bounded (rows.MAX_TAKE_TOKENS), so that both
+# together fit a message.
+FULL_MESSAGE_BYTES = 2**20
+
 
 @dataclass(frozen=True)
 class Generator:
@@ -39,7 +43,7 @@ class Generator:
     async def stream(
         self, request: Request, timeout_s: float | None
     ) -> AsyncGenerator[tokenizer_pb2.GenerateStreamResponse]:
-        """A message for whatever came since the last one, of however many choices."""
+        """A message, seldom more, for whatever came since the last one, of however many choices."""
         with CallRecord(self.metrics, timeout_s) as record:
             check_request(request, self.model_name)
             prompts = await self.prompts.encode(request.prompts)
@@ -49,8 +53,9 @@ class Generator:
             try:
                 self._submit(request, prompts, record, arrivals, open_choices)
                 while open_choices:
-                    response, error = _advance(await arrivals.next(), open_choices, record)
-                    yield response
+                    choices, error = _advance(await arrivals.next(), open_choices, record)
+                    for response in _messages(choices):
+                        yield response
                     if error is not None:
                         raise error
             finally:
@@ -72,9 +77,9 @@ class Generator:
         open_choices: Choices,
     ) -> None:
         """A prompt's choices go to one executor, which computes the prompt once."""
-        sampling = _with_seed(request.sampling)
         for prompt_index, prompt in enumerate(prompts):
             link = self.pool.pick()
+            sampling = _with_seed(request.sampling)
             record.on_prompt(len(prompt))
             for choice_index in range(num_choices(request)):
                 row = link.submit(
@@ -84,7 +89,7 @@ class Generator:
 
 
 def _with_seed(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
-    """Drawn once a call where the caller gave none, so that another executor could go on with it."""
+    """Drawn for each prompt where the caller gave none, so that another executor could go on with it."""
     seeded = sampling_pb2.SamplingParameters()
     seeded.CopyFrom(sampling)
     if not seeded.HasField("seed"):
@@ -103,18 +108,20 @@ def _wire_row(request: Request, sampling: sampling_pb2.SamplingParameters, choic
 
 def _advance(
     rows: list[RowStream], open_choices: Choices, record: CallRecord
-) -> tuple[tokenizer_pb2.GenerateStreamResponse, PackserveError | None]:
+) -> tuple[list[tokenizer_pb2.Choice], PackserveError | None]:
     """Takes what came; ended choices leave ``open_choices``. Ids that came before an error still go out."""
     error: PackserveError | None = None
-    response = tokenizer_pb2.GenerateStreamResponse()
+    messages = []
     for row in rows:
-        choice, update = open_choices[row], row.take()
+        if (choice := open_choices.get(row)) is None:
+            continue  # its text ended it, with ids still to take
+        update = row.take()
         if len(update.token_ids):
             choice.last_s = record.on_ids(len(update.token_ids), choice.last_s)
         begun_s = time.perf_counter()
         message = choice.advance(update)
         record.detokenize_s += time.perf_counter() - begun_s
-        response.choices.append(message)
+        messages.append(message)
         if isinstance(update.outcome, PackserveError) and not choice.is_ended:
             error = error or update.outcome
         elif choice.is_ended:
@@ -122,7 +129,20 @@ def _advance(
             del open_choices[row]
             if message.finish.reason == sampling_pb2.FINISH_REASON_LENGTH:
                 record.reason = LENGTH
-    return response, error
+    return messages, error
+
+
+def _messages(choices: Iterable[tokenizer_pb2.Choice]) -> Iterator[tokenizer_pb2.GenerateStreamResponse]:
+    """In their order, as many to a message as it takes."""
+    response, num_bytes = tokenizer_pb2.GenerateStreamResponse(), 0
+    for choice in choices:
+        response.choices.append(choice)
+        num_bytes += choice.ByteSize()
+        if num_bytes > FULL_MESSAGE_BYTES:
+            yield response
+            response, num_bytes = tokenizer_pb2.GenerateStreamResponse(), 0
+    if response.choices:
+        yield response
 
 
 async def collect(responses: AsyncIterator[tokenizer_pb2.GenerateStreamResponse]) -> tokenizer_pb2.GenerateResponse:

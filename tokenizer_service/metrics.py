@@ -38,7 +38,7 @@ class Metrics:
         self.generation_tokens = Counter("packserve_generation_tokens", "Ids generated.", registry=registry)
         self.executors_connected = Gauge("packserve_executors_connected", "Executors connected.", registry=registry)
         self.executors_refused = Gauge(
-            "packserve_executors_refused", "Executors of another vocabulary or protocol.", registry=registry
+            "packserve_executors_refused", "Executors of another vocabulary, protocol or model.", registry=registry
         )
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
@@ -59,7 +59,7 @@ class Metrics:
             ),
         )
 
-    def on_encode(self, elapsed_s: float, _num_texts: int) -> None:
+    def on_encode(self, elapsed_s: float) -> None:
         self.tokenize.observe(elapsed_s)
 
 

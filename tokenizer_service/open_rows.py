@@ -35,8 +35,13 @@ class OpenRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def submit(self, request: RowRequest, arrivals: Arrivals) -> RowStream:
-        row = RowStream(next(self._request_ids), request, arrivals, self._cancel)
+    @property
+    def num_sent(self) -> int:
+        """Rows that the executor can know of."""
+        return len(self._rows) - len(self._unsent)
+
+    def submit(self, request: RowRequest, arrivals: Arrivals, max_context_tokens: int) -> RowStream:
+        row = RowStream(next(self._request_ids), request, arrivals, max_context_tokens, self._cancel)
         self._rows[row.request_id] = self._unsent[row.request_id] = row
         self.has_work.set()
         return row

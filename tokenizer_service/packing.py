@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protos.batch import WIRE_DTYPE, Int32Array, TokenBatch
 from protos.packserve.v1 import executor_pb2
-from protos.server import MAX_MESSAGE_BYTES
+from protos.server import MAX_MESSAGE_BYTES, MAX_ROWS_PER_MESSAGE
 
 # Of a row beside its ids and its Row: request id, offset, tags and lengths.
 ROW_OVERHEAD_BYTES = 32
@@ -49,6 +49,9 @@ def pack_requests(
     message = _Message(cancelled)
     message.num_bytes += CANCELLATION_BYTES * len(cancelled)
     for request_id, token_ids, row in rows:
+        if len(message.rows) == MAX_ROWS_PER_MESSAGE:
+            yield message.to_wire()
+            message = _Message()
         while len(token_ids) > (room := _room(message, row, max_bytes)):
             if room > 0:
                 message.add(request_id, token_ids[:room], CONTINUES)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executors of one model, a link to each, and which of them a row goes to: the one with the least work.
 
-Executors are listed by address, or stand behind a DNS name that is looked up again and again. Does not know rows.
+Executors are listed by address, or stand behind a DNS name that is looked up again and again. The first one's model
+rules while any of it is connected: others are refused until then, so that a roll-out goes from one to the other. Does
+not know rows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from itertools import count
 
 from protos.errors import Unavailable
 from protos.packserve.v1 import executor_pb2
-from tokenizer_service.link import ExecutorLink
+from tokenizer_service.handshake import check_same_model
+from tokenizer_service.link import STUCK_AFTER_S, ExecutorLink
 
 DNS_PREFIX = "dns:///"
 RESOLVE_EVERY_S = 5.0
@@ -32,12 +35,19 @@ class ExecutorPool:
         hello: executor_pb2.Hello,
         on_change: Callable[[], Awaitable[None]],
         on_wire: Callable[[float], None],
+        stuck_after_s: float = STUCK_AFTER_S,
     ) -> None:
         self._fixed = tuple(target for target in targets if not target.startswith(DNS_PREFIX))
         self._names = tuple(target.removeprefix(DNS_PREFIX) for target in targets if target.startswith(DNS_PREFIX))
-        self._hello = hello
         self._on_change = on_change
-        self._on_wire = on_wire
+        self._new_link = partial(
+            ExecutorLink,
+            hello=hello,
+            on_change=on_change,
+            on_wire=on_wire,
+            admit=self._admit,
+            stuck_after_s=stuck_after_s,
+        )
         self._links: dict[str, ExecutorLink] = {}
         self._tasks: dict[ExecutorLink, asyncio.Task[None]] = {}
         self._resolver: asyncio.Task[None] | None = None
@@ -51,6 +61,10 @@ class ExecutorPool:
     @property
     def num_refused(self) -> int:
         return sum(link.is_refused for link in self._links.values())
+
+    @property
+    def takes_rows(self) -> bool:
+        return any(link.takes_rows for link in self._links.values())
 
     @property
     def welcome(self) -> executor_pb2.Welcome | None:
@@ -67,8 +81,13 @@ class ExecutorPool:
         self._picked[link] = next(self._picks)
         return link
 
+    def _admit(self, welcome: executor_pb2.Welcome) -> None:
+        """Raises OtherModel where executors of another one are connected."""
+        if (ruling := self.welcome) is not None:
+            check_same_model(welcome.fingerprint, ruling.fingerprint)
+
     async def start(self) -> None:
-        self._set_addresses(frozenset(self._fixed))
+        await self._set_addresses(frozenset(self._fixed))
         if self._names:
             self._resolver = asyncio.create_task(self._follow_names())
 
@@ -82,20 +101,22 @@ class ExecutorPool:
         while True:
             try:
                 found = [await resolve(name) for name in self._names]
-                self._set_addresses(frozenset(self._fixed).union(*found))
+                await self._set_addresses(frozenset(self._fixed).union(*found))
             except OSError as error:
                 logger.warning("executors can't be looked up: %s", error)
             await asyncio.sleep(RESOLVE_EVERY_S)
 
-    def _set_addresses(self, addresses: frozenset[str]) -> None:
+    async def _set_addresses(self, addresses: frozenset[str]) -> None:
         """A link whose address is gone takes no more rows and ends with its last one."""
         for address in self._links.keys() - addresses:
             self._retire(self._links.pop(address))
         for address in addresses - self._links.keys():
-            link = ExecutorLink(address, self._hello, self._on_change, self._on_wire)
+            link = self._new_link(address)
             self._links[address] = link
             self._tasks[link] = task = asyncio.create_task(link.run(), name=address)
             task.add_done_callback(partial(self._forget, link))
+        # A link that is retired here counts no more, and may never say anything again.
+        await self._on_change()
 
     def _retire(self, link: ExecutorLink) -> None:
         link.is_retired = True

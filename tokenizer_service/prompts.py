@@ -14,6 +14,7 @@ import numpy as np
 from protos.batch import Int32Array
 from protos.errors import NotReady
 from protos.packserve.v1 import tokenizer_pb2
+from protos.presence import is_true_or_unset
 from tokenizer_service.chat import ChatTemplate
 from tokenizer_service.encoder import Encoder
 
@@ -39,7 +40,7 @@ class PromptEncoder:
             elif prompt.HasField("chat"):
                 plain.append((i, await self.render(prompt.chat)))
             else:
-                is_framed = prompt.add_special_tokens or not prompt.HasField("add_special_tokens")
+                is_framed = is_true_or_unset(prompt, "add_special_tokens")
                 (framed if is_framed else plain).append((i, prompt.text))
         for texts, is_framed in ((plain, False), (framed, True)):
             for (i, _), row in zip(texts, await self.encode_texts([text for _, text in texts], is_framed), strict=True):

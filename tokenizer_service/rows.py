@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A row that an executor computes, as its call sees it: what came since the last look, and how it ended.
 
-The link's reader feeds rows and never waits for a call: what a slow call has not taken is merged. Does not know text.
+The link's reader feeds rows and never waits for a call: what a slow call has not taken is merged, and is never more
+than the row was to bring. Does not know text.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from protos.batch import Int32Array
-from protos.errors import PackserveError
+from protos.errors import LimitReached, PackserveError
 from protos.packserve.v1 import executor_pb2
 
 Float32Array = npt.NDArray[np.float32]
 Outcome: TypeAlias = "executor_pb2.Finished | PackserveError"
 
-NO_TOKEN_IDS = np.empty(0, np.int32)
+# Of one take, so that what a stalled call finds still fits a message.
+MAX_TAKE_TOKENS = 4096
 
 
 @dataclass(slots=True)
@@ -36,10 +39,9 @@ class RowRequest:
 
 @dataclass(slots=True)
 class RowUpdate:
-    """first_position is the output position of token_ids[0]. Nothing follows an outcome."""
+    """Nothing follows an outcome."""
 
     token_ids: Int32Array
-    first_position: int
     logprobs: Float32Array | None
     start: executor_pb2.RowStart | None
     outcome: Outcome | None
@@ -76,6 +78,7 @@ class RowStream:
         "_cancel",
         "_is_listed",
         "_logprobs",
+        "_max_tokens",
         "_next_position",
         "_outcome",
         "_start",
@@ -86,7 +89,12 @@ class RowStream:
     )
 
     def __init__(
-        self, request_id: int, request: RowRequest, arrivals: Arrivals, cancel: Callable[[RowStream], None]
+        self,
+        request_id: int,
+        request: RowRequest,
+        arrivals: Arrivals,
+        max_context_tokens: int,
+        cancel: Callable[[RowStream], None],
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -94,9 +102,12 @@ class RowStream:
         self._arrivals = arrivals
         self._cancel = cancel
         self._is_listed = False
+        sampling = request.row.sampling
+        asked = sampling.max_tokens if sampling.HasField("max_tokens") else max_context_tokens
+        self._max_tokens = min(asked, max_context_tokens)
         self._next_position = request.row.num_output_known
-        self._token_ids: list[Int32Array] = []
-        self._logprobs: list[Float32Array] = []
+        self._token_ids = array("i")
+        self._logprobs = array("f")
         self._start: executor_pb2.RowStart | None = None
         self._outcome: Outcome | None = None
 
@@ -105,27 +116,35 @@ class RowStream:
         self._cancel(self)
 
     def take(self) -> RowUpdate:
-        """All that came since the last take."""
-        chunks, logprobs = self._token_ids, self._logprobs
-        token_ids = chunks[0] if len(chunks) == 1 else np.concatenate(chunks) if chunks else NO_TOKEN_IDS
+        """What came since the last take. Where that is more than MAX_TAKE_TOKENS, the row is listed again."""
+        token_ids, self._token_ids = self._token_ids[:MAX_TAKE_TOKENS], self._token_ids[MAX_TAKE_TOKENS:]
+        logprobs, self._logprobs = self._logprobs[:MAX_TAKE_TOKENS], self._logprobs[MAX_TAKE_TOKENS:]
         update = RowUpdate(
-            token_ids,
-            self._next_position - len(token_ids),
-            np.concatenate(logprobs) if logprobs else None,
+            np.array(token_ids, np.int32),
+            np.array(logprobs, np.float32) if logprobs else None,
             self._start,
-            self._outcome,
+            None if self._token_ids else self._outcome,
         )
-        self._token_ids, self._logprobs, self._start, self._is_listed = [], [], None, False
+        self._start, self._is_listed = None, False
+        if self._token_ids:
+            self._arrive()
         return update
 
     def feed(self, token_ids: Int32Array, first_position: int, logprobs: Float32Array | None) -> None:
-        """By the reader. Raises PackserveError where ids are missing or come again."""
+        """By the reader; copies. Raises PackserveError where ids are missing, come again, are none or too many."""
         if first_position != self._next_position:
             raise PackserveError(f"output position is {first_position}, expected {self._next_position}")
-        self._next_position += len(token_ids)
-        self._token_ids.append(token_ids)
+        if len(token_ids) and token_ids.min() < 0:
+            raise PackserveError(f"output token id is {token_ids.min()}, must be 0 or more")
+        num_tokens = first_position + len(token_ids)
+        if num_tokens > self._max_tokens:
+            raise LimitReached(f"the executor sent {num_tokens} output tokens, the row takes {self._max_tokens}")
+        if logprobs is not None and len(logprobs) != len(token_ids):
+            raise PackserveError(f"the executor sent {len(logprobs)} logprobs for {len(token_ids)} tokens")
+        self._next_position = num_tokens
+        self._token_ids.frombytes(token_ids.tobytes())
         if logprobs is not None:
-            self._logprobs.append(logprobs)
+            self._logprobs.frombytes(logprobs.tobytes())
         self._arrive()
 
     def begin(self, start: executor_pb2.RowStart) -> None:

@@ -15,6 +15,7 @@ from protos.batch import TokenBatch
 from protos.calls import Context
 from protos.errors import InvalidRequest, LimitReached
 from protos.packserve.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from protos.presence import is_true_or_unset
 from protos.server import MAX_MESSAGE_BYTES
 from protos.vocabulary import Vocabulary
 from tokenizer_service.detokenizer import Detokenizer
@@ -47,7 +48,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Tokenize(
         self, request: tokenizer_pb2.TokenizeRequest, _context: Context
     ) -> tokenizer_pb2.TokenizeResponse:
-        is_framed = request.add_special_tokens or not request.HasField("add_special_tokens")
+        is_framed = is_true_or_unset(request, "add_special_tokens")
         rendered = [await self._prompts.render(chat) for chat in request.chats]
         rows = await self._prompts.encode_texts(request.texts, is_framed)
         rows += await self._prompts.encode_texts(rendered, False)
@@ -82,7 +83,7 @@ def _detokenize(request: tokenizer_pb2.DetokenizeRequest, vocabulary: Vocabulary
     context = TokenBatch.from_wire(request.context) if request.HasField("context") else None
     if context is not None and len(context) != len(batch):
         raise InvalidRequest(f"context has {len(context)} rows, batch has {len(batch)}")
-    is_hidden = request.skip_special_tokens or not request.HasField("skip_special_tokens")
+    is_hidden = is_true_or_unset(request, "skip_special_tokens")
     texts = []
     for i in range(len(batch)):
         before = context.row(i) if context is not None else ()

@@ -43,6 +43,12 @@ def free_ports() -> Ports:
         return Ports("127.0.0.1", *(each.getsockname()[1] for each in (a, b, c)))
 
 
+def patch_process(monkeypatch: pytest.MonkeyPatch, directory: Path, code: str) -> None:
+    """Processes started from now on run the code before anything else."""
+    (directory / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.getcwd()]))
+
+
 def start(model: Path, ports: Ports, *arguments: str) -> subprocess.Popen[str]:
     listen = ["--host", ports.host, "--port", str(ports.port), "--health-port", str(ports.health_port)]
     command = [sys.executable, "-m", "executor_service", "--model", str(model), *listen, *arguments]
@@ -77,7 +83,9 @@ def hello(model: Path) -> executor_pb2.ExecuteRequest:
     )
 
 
-async def test_live_before_ready(model: Path) -> None:
+async def test_live_before_ready(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "import time\nimport executor_service.loading as l\nload = l.load_model\n"
+    patch_process(monkeypatch, tmp_path, slow + "l.load_model = lambda config: (time.sleep(3), load(config))[1]\n")
     ports = free_ports()
     process = start(model, ports, "--num-blocks", "300")
     try:
@@ -119,9 +127,9 @@ async def test_sigterm_lets_open_rows_end(model: Path, monkeypatch: pytest.Monke
         assert await asyncio.to_thread(process.wait, 20) == 0
 
 
-async def test_failed_engine_ends_the_process(model: Path, tmp_path: Path) -> None:
+async def test_failed_engine_ends_the_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart is what helps: the executor must not stay as the least loaded one."""
-    (tmp_path / "sitecustomize.py").write_text(
+    failing = (
         "import executor_service.runner as r\n"
         "forward = r.DeviceRunner.forward\n"
         "def failing(self, step):\n"
@@ -129,14 +137,13 @@ async def test_failed_engine_ends_the_process(model: Path, tmp_path: Path) -> No
         "    return forward(self, step)\n"
         "r.DeviceRunner.forward = failing\n"
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
-        patch.setattr(executor_server, "HELLO", hello(model))
-        async with running(model) as (process, ports), open_stream(f"127.0.0.1:{ports.port}") as client:
-            await client.hello()
-            await client.send({1: [5]}, sampling=sampling_pb2.SamplingParameters(max_tokens=100, ignore_eos=True))
-            await client.read_until_ended(1)
-            assert client.rows[1].terminals[0].error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-            _, stderr = await asyncio.to_thread(process.communicate, None, 30)
-            assert process.returncode == 1
-            assert "the engine has stopped: a kernel failed" in stderr
+    patch_process(monkeypatch, tmp_path, failing)
+    monkeypatch.setattr(executor_server, "HELLO", hello(model))
+    async with running(model) as (process, ports), open_stream(f"127.0.0.1:{ports.port}") as client:
+        await client.hello()
+        await client.send({1: [5]}, sampling=sampling_pb2.SamplingParameters(max_tokens=100, ignore_eos=True))
+        await client.read_until_ended(1)
+        assert client.rows[1].terminals[0].error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        _, stderr = await asyncio.to_thread(process.communicate, None, 30)
+        assert process.returncode == 1
+        assert "the engine has stopped: a kernel failed" in stderr

@@ -210,12 +210,50 @@ async def test_half_close_ends_a_row_whose_last_part_never_came() -> None:
 
 async def test_burst_of_refused_rows_is_answered_in_several_messages() -> None:
     async with running_executor() as executor, connected(executor) as client:
-        rows = {i: [] for i in range(10_000)}
+        rows = {i: [] for i in range(8_000)}
         rows[5] = [5]
         await client.send(rows, **sampling(max_tokens=2))
         await client.read_until_ended(*rows)
         assert client.rows[5].token_ids == [6, 7]
         assert len(client.messages) > 2
+
+
+async def test_request_of_too_many_rows_or_cancellations_ends_its_stream() -> None:
+    async with running_executor() as executor, connected(executor) as good:
+        for request in (
+            executor_pb2.ExecuteRequest(rows=[executor_pb2.Row()] * 8193),
+            executor_pb2.ExecuteRequest(cancelled_request_ids=range(8193)),
+        ):
+            async with connected(executor) as client:
+                await client.call.write(request)
+                assert await client.call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "has 8193 entries, a request takes 8192" in await client.call.details()
+        await good.send({1: [5]}, **sampling(max_tokens=1))
+        await good.read_until_ended(1)
+
+
+async def test_bytes_that_are_no_message_are_refused() -> None:
+    async with running_executor() as executor, grpc.aio.insecure_channel(executor.address) as channel:
+        call = channel.stream_stream("/packserve.v1.ExecutorService/Execute")()
+        await call.write(HELLO.SerializeToString())
+        await call.read()
+        await call.write(b"\xff\xff\xff")
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == "the request's 3 bytes are no message of its type"
+
+
+async def test_stream_without_hello_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.servicer.HELLO_TIMEOUT_S", 0.1)
+    async with running_executor() as executor, open_stream(executor.address) as client:
+        assert await client.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert await client.call.details() == "hello did not come within 0.1 s"
+
+
+async def test_rows_in_parts_are_bounded() -> None:
+    async with running_executor() as executor, connected(executor) as client:
+        await client.send({i: [1] for i in range(17)}, continues=True)
+        await client.read_until_ended(16)
+        assert "16 rows wait for their last parts" in client.rows[16].terminals[0].error.detail
 
 
 async def test_reader_that_stops_reading_loses_its_stream_and_no_other() -> None:

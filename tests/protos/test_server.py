@@ -245,3 +245,11 @@ async def test_metrics_and_reflection_answer() -> None:
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         services = {service.name for service in (await call.read()).list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= services
+
+
+@pytest.mark.parametrize("name", ["port", "health_port", "metrics_port"])
+def test_port_out_of_range_names_its_setting(name: str) -> None:
+    Ports(**{name: 65535}).check("EXECUTOR")
+    for port in (-1, 65536):
+        with pytest.raises(ConfigError, match=f"^EXECUTOR_{name.upper()}={port}: must be 0 to 65535$"):
+            Ports(**{name: port}).check("EXECUTOR")

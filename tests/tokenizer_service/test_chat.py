@@ -14,6 +14,7 @@ from protos.errors import ConfigError, InvalidRequest
 from protos.packserve.v1 import tokenizer_pb2
 from tests.fixtures.byte_tokenizer import write_byte_tokenizer
 from tokenizer_service.chat import ChatTemplate
+from tokenizer_service.chat_messages import arguments_from_wire, documents_from_wire
 
 CHATML = """\
 {%- if tools %}
@@ -272,3 +273,12 @@ def test_bad_tools_are_named(tmp_path: Path, fields: dict[str, Any], named: str)
 def test_bad_tool_calls_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_calls\[0\] is not JSON"):
         load(tmp_path, TEXT).render_wire(wire({"role": "assistant", "tool_calls": ["x"]}))
+
+
+def test_values_that_no_text_can_hold_are_the_callers_mistake() -> None:
+    chat = tokenizer_pb2.Chat(messages=[tokenizer_pb2.ChatMessage(role="user", text="hi")])
+    chat.template_arguments["x"] = float("nan")
+    with pytest.raises(InvalidRequest, match=r"chat\.template_arguments"):
+        arguments_from_wire(chat)
+    with pytest.raises(InvalidRequest, match=r"tools\[0\]"):
+        documents_from_wire(['{"a": "\\ud800"}'], "tools")

@@ -21,6 +21,7 @@ from tests.fixtures import fake_service
 from tests.fixtures.echo_service import EchoServicer, serve_echo
 from tests.fixtures.repository import ROOT
 from tokenizer_service.cli import main
+from tokenizer_service.cli.children import with_free_ports
 from tokenizer_service.cli.services import names_a_model
 from tokenizer_service.cli.up import chosen_ports
 
@@ -106,6 +107,11 @@ def test_ports_are_known_while_serving_and_free_for_one_prompt() -> None:
     assert len(ports) == 5
     assert 0 not in ports
     assert tokenizer.metrics_port == 9000
+
+
+def test_free_ports_of_several_services_all_differ() -> None:
+    chosen = with_free_ports(*[Ports("127.0.0.1")] * 100)
+    assert len({port for each in chosen for port in (each.port, each.health_port, each.metrics_port)}) == 300
 
 
 class Up:

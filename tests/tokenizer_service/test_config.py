@@ -24,6 +24,7 @@ from tokenizer_service.config import TokenizerConfig
         ("TOKENIZER_EXECUTORS=host: must be host:port", {"executors": ("a:1", "host")}),
         ("TOKENIZER_EXECUTORS=dns:///a:x: must be", {"executors": ("dns:///a:x",)}),
         ("TOKENIZER_DRAIN_TIMEOUT_S=-1: must be 0 or more", {"drain_timeout_s": -1}),
+        ("TOKENIZER_EXECUTOR_STUCK_AFTER_S=0: must be above 0", {"executor_stuck_after_s": 0}),
     ],
 )
 def test_bad_setting_names_itself(tmp_path: Path, words: str, settings: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from protos.batch import Int32Array
-from protos.errors import Unavailable
+from protos.errors import LimitReached, Unavailable
 from protos.vocabulary import Vocabulary
+from tokenizer_service import encoder as encoder_module
 from tokenizer_service.encoder import Encoder
 
 
@@ -113,6 +114,27 @@ async def test_bad_text_fails_only_its_own_call(encoder: Encoder, tokenizer: Gat
     assert as_texts(await encoder.encode(["later"], True)) == ["later"]
 
 
+@pytest.mark.parametrize(
+    ("constant", "limit", "words"),
+    [
+        ("MAX_WAITING_TEXTS", 3, "4 texts would wait to be encoded, at most 3 do"),
+        ("MAX_WAITING_CHARS", 5, "6 characters would wait to be encoded, at most 5 do"),
+    ],
+)
+async def test_what_waits_is_bounded(
+    encoder: Encoder, tokenizer: GatedTokenizer, monkeypatch: pytest.MonkeyPatch, constant: str, limit: int, words: str
+) -> None:
+    monkeypatch.setattr(encoder_module, constant, limit)
+    calls = await start_calls(encoder, [["a"], ["bb", "c"]])
+    with pytest.raises(LimitReached, match=f"^{words}$"):
+        await encoder.encode(["dd"], True)
+    calls[1].cancel()
+    await asyncio.sleep(0)
+    calls += await start_calls(encoder, [["dd"]])  # there is room again
+    tokenizer.open()
+    assert as_texts(await calls[-1]) == ["dd"]
+
+
 async def test_event_loop_stays_free(encoder: Encoder, tokenizer: GatedTokenizer) -> None:
     (call,) = await start_calls(encoder, [["a"]])
     await tokenizer.until_started()
@@ -124,14 +146,13 @@ async def test_event_loop_stays_free(encoder: Encoder, tokenizer: GatedTokenizer
 
 
 async def test_every_batch_is_reported(tokenizer: GatedTokenizer) -> None:
-    reports: list[tuple[float, int]] = []
-    encoder = Encoder(tokenizer, on_encode=lambda elapsed_s, num_texts: reports.append((elapsed_s, num_texts)))
+    reports: list[float] = []
+    encoder = Encoder(tokenizer, on_encode=reports.append)
     tokenizer.open()
     await encoder.encode(["a", "b"], True)
     await encoder.aclose()
-    ((elapsed_s, num_texts),) = reports
+    (elapsed_s,) = reports
     assert elapsed_s >= 0
-    assert num_texts == 2
 
 
 async def test_close_answers_what_waits_and_takes_no_more(tokenizer: GatedTokenizer) -> None:

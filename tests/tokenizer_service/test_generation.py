@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from protos.metrics import new_registry
 from protos.packserve.v1 import batch_pb2, executor_pb2, sampling_pb2, tokenizer_pb2
+from protos.server import MAX_MESSAGE_BYTES
+from protos.vocabulary import Vocabulary
 from tests.fixtures.byte_tokenizer import B_COMMA_C, END, write_byte_tokenizer
 from tests.fixtures.fake_executor import LOGPROB, FakeExecutor
+from tests.fixtures.spm_tokenizer import BOS, FIRST_BYTE, spm_token_id, write_spm_tokenizer
 from tests.fixtures.tokenizer_app import RunningApp, app_with
 from tests.fixtures.waiting import until
+from tokenizer_service.choice import ChoiceStream
+from tokenizer_service.generation import _advance, _messages
+from tokenizer_service.metrics import CallRecord, Metrics
+from tokenizer_service.rows import MAX_TAKE_TOKENS, Arrivals, RowRequest, RowStream
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 
@@ -131,7 +140,7 @@ async def test_logprobs_have_the_bytes_of_each_id(model: Path) -> None:
         ]
 
 
-async def test_choices_of_every_prompt_come_with_their_own_indices_and_one_seed(model: Path) -> None:
+async def test_choices_of_every_prompt_come_with_their_own_indices_and_its_seed(model: Path) -> None:
     """B26, the tokenizer service's part."""
     fake = FakeExecutor(output=lambda row: [row.token_ids[0], ord("0") + row.row.choice_index])
     async with app_with(fake, model) as it:
@@ -141,19 +150,111 @@ async def test_choices_of_every_prompt_come_with_their_own_indices_and_one_seed(
             *((1, 0, "b0"), (1, 1, "b1"), (1, 2, "b2")),
         ]
         assert answer.usage == tokenizer_pb2.Usage(num_prompt_tokens=2, num_cached_tokens=2, num_output_tokens=12)
-        assert len({row.sampling.seed for row in fake.all_rows}) == 1
+        seeds = [row.sampling.seed for row in fake.all_rows]
+        assert seeds == [seeds[0]] * 3 + [seeds[3]] * 3
+        assert seeds[0] != seeds[3]
 
-        await it.stub.Generate(asks("a", sampling={"seed": 7}))
-        assert fake.all_rows[-1].sampling.seed == 7
+        await it.stub.Generate(asks("a", "b", sampling={"seed": 7}))
+        assert [row.sampling.seed for row in fake.all_rows[-2:]] == [7, 7]
         await it.stub.Generate(asks("a"))
-        assert fake.all_rows[-1].sampling.seed != fake.all_rows[0].sampling.seed
+        assert fake.all_rows[-1].sampling.seed not in seeds
 
 
 async def test_several_choices_share_a_message(model: Path) -> None:
     fake = scripted(b"abc", step_s=0.02)
     async with app_with(fake, model) as it:
         sizes = [len(message.choices) async for message in it.stub.GenerateStream(asks(n=4))]
-        assert sizes == [4, 4, 4]
+        assert set(sizes) == {4}  # fewer messages where steps were merged
+        assert len(sizes) <= 3
+
+
+def test_message_is_split_before_it_is_too_large() -> None:
+    """Choices of the largest share that one look at a row can give."""
+    entry = tokenizer_pb2.TokenLogprob(token_id=2**31 - 1, logprob=-1.0, token_bytes=bytes(128))
+    choices = [
+        tokenizer_pb2.Choice(
+            choice_index=i,
+            text="x" * 128 * MAX_TAKE_TOKENS,
+            token_ids=[2**31 - 1] * MAX_TAKE_TOKENS,
+            logprobs=[entry] * MAX_TAKE_TOKENS,
+        )
+        for i in range(5)
+    ]
+    small = [tokenizer_pb2.Choice(choice_index=i, text="x") for i in range(5, 1024)]
+    messages = list(_messages([*choices, *small]))
+    assert [choice for message in messages for choice in message.choices] == [*choices, *small]
+    assert max(message.ByteSize() for message in messages) < MAX_MESSAGE_BYTES
+    assert len(messages) == 6
+    assert list(_messages([])) == []
+
+
+def test_row_whose_text_ended_it_is_passed_over_when_it_is_listed_again(model: Path) -> None:
+    row = RowStream(1, RowRequest(np.array([1], np.int32), executor_pb2.Row()), Arrivals(), 10_000, lambda _: None)
+    row.feed(np.full(2 * MAX_TAKE_TOKENS, ord("x"), np.int32), 0, None)
+    choice = ChoiceStream(0, 0, np.array([1], np.int32), asks(stop=["xx"]), Vocabulary.load(model))
+    open_choices, record = {row: choice}, CallRecord(Metrics(new_registry(), "tiny"), None)
+    (ended,), _ = _advance([row], open_choices, record)
+    assert ended.finish.stop == "xx"
+    assert _advance([row], open_choices, record) == ([], None)
+
+
+async def test_stray_byte_hurts_neither_its_stream_nor_another(tmp_path: Path) -> None:
+    """B03."""
+    stray = [*(FIRST_BYTE + byte for byte in (0xEC, 0x84, 0xAC, 0xE1)), spm_token_id("lo")]
+    healthy = [spm_token_id(word) for word in ("▁a", "▁wolf", "▁now")]
+    fake = FakeExecutor(output=lambda row: stray if len(row.token_ids) == 1 else healthy)
+    async with app_with(fake, write_spm_tokenizer(tmp_path / "spm", bos=False)) as it:
+        other = asks("Hello world")
+        first, second = await asyncio.gather(both(it, asks("Hello")), both(it, other))
+        assert (first.text, second.text) == ("섬\ufffdlo", " a wolf now")
+
+
+async def test_id_that_has_no_text_at_all_ends_its_stream_and_no_other(model: Path) -> None:
+    """B03: an error, where dropping the id would blind the stops behind it."""
+    fake = FakeExecutor(output=lambda row: [*b"ab", -1, *b"cd"] if len(row.token_ids) == 1 else b"abcd")
+    async with app_with(fake, model) as it:
+        (texts, error), good = await asyncio.gather(parts_until_error(it, asks("x")), both(it, asks("xy")))
+        assert "".join(texts) == "ab"
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert error.details() == "output token id is -1, must be 0 or more"
+        assert good.text == "abcd"
+
+
+async def parts_until_error(it: RunningApp, request: tokenizer_pb2.GenerateRequest) -> tuple[list[str], Any]:
+    texts: list[str] = []
+
+    async def read() -> None:
+        async for message in it.stub.GenerateStream(request):
+            texts.extend(choice.text for choice in message.choices)
+
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await read()
+    return texts, error.value
+
+
+async def test_words_keep_their_spaces_behind_the_prompt(tmp_path: Path) -> None:
+    """B07."""
+    words = [spm_token_id(word) for word in ("▁world", "▁now", "▁a", "▁wolf", "▁world", "▁now")]
+    async with app_with(scripted(words), write_spm_tokenizer(tmp_path / "spm")) as it:
+        assert (await both(it, asks("Hello"))).text == " world now a wolf world now"
+        bos = tokenizer_pb2.Prompt(token_ids=batch_pb2.TokenIds(token_ids=[BOS]))
+        choice = await both(it, tokenizer_pb2.GenerateRequest(prompts=[bos]))
+        assert choice.text == "world now a wolf world now"
+
+
+async def test_ready_is_who_has_an_executor_that_takes_rows(model: Path) -> None:
+    fake = scripted(b"x" * 1000, heartbeat_s=0.02)
+    async with app_with(fake, model) as it:
+        health = it.app.server.health
+        await until(lambda: health.is_serving)
+        for load in (executor_pb2.Load(step_age_ms=60_000), executor_pb2.Load(is_draining=True)):
+            fake.load = load
+            await until(lambda: not health.is_serving)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await it.stub.Generate(asks())
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            fake.load = executor_pb2.Load()
+            await until(lambda: health.is_serving)
 
 
 async def test_row_carries_what_the_caller_gave(model: Path) -> None:

@@ -8,12 +8,13 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-from protos.errors import InvalidRequest, PackserveError, Unavailable
+from protos.errors import InvalidRequest, LimitReached, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, sampling_pb2
 from protos.server import PROTOCOL_VERSION
 from tests.fixtures.fake_executor import LOGPROB, FakeExecutor, running_executor
@@ -28,7 +29,9 @@ HELLO = executor_pb2.Hello(protocol_version=PROTOCOL_VERSION, instance_id="test"
 @dataclass
 class Linked:
     link: ExecutorLink
-    wire_seconds: list[float] = field(default_factory=list)
+    wire_seconds: list[float]
+    # takes_rows at each change that was announced.
+    took_rows: list[bool]
 
     def submit(
         self, *token_ids: int, arrivals: Arrivals | None = None, deadline_s: float | None = None, **row: object
@@ -39,13 +42,16 @@ class Linked:
 
 @asynccontextmanager
 async def linked(address: str) -> AsyncIterator[Linked]:
-    async def on_change() -> None: ...
+    wire_seconds: list[float] = []
+    took_rows: list[bool] = []
 
-    seconds: list[float] = []
-    link = ExecutorLink(address, HELLO, on_change, seconds.append)
+    async def on_change() -> None:
+        took_rows.append(link.takes_rows)
+
+    link = ExecutorLink(address, HELLO, on_change, wire_seconds.append, lambda _: None)
     task = asyncio.create_task(link.run())
     try:
-        yield Linked(link, seconds)
+        yield Linked(link, wire_seconds, took_rows)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -64,7 +70,6 @@ async def finish(row: RowStream) -> tuple[list[int], Outcome]:
     while True:
         await arrivals.next()
         update = row.take()
-        assert update.first_position == len(token_ids)
         token_ids += update.token_ids.tolist()
         if update.outcome is not None:
             return token_ids, update.outcome
@@ -103,7 +108,7 @@ async def test_rows_and_cancellations_that_wait_leave_as_one_message() -> None:
 
 
 async def test_row_longer_than_a_message_arrives_whole() -> None:
-    fake = FakeExecutor(output=lambda row: [len(row.token_ids) % 256])
+    fake = FakeExecutor(output=lambda row: [len(row.token_ids) % 256], max_context_tokens=2**21)
     num_tokens = 1_200_003
     async with linked_to(fake) as it:
         token_ids, _ = await finish(it.submit(*([5] * num_tokens)))
@@ -120,7 +125,6 @@ async def test_stalled_call_holds_up_nobody_and_finds_its_ids_merged() -> None:
             assert bytes(token_ids) == b"a long enough output"
         update = stalled.take()
         assert bytes(update.token_ids.tolist()) == b"a long enough output"
-        assert update.first_position == 0
         assert isinstance(update.outcome, executor_pb2.Finished)
 
 
@@ -191,8 +195,7 @@ async def test_gap_in_positions_ends_the_row_and_not_the_stream() -> None:
 async def test_known_output_shifts_the_first_position() -> None:
     async with linked_to(FakeExecutor(first_position=2, output=lambda _: b"x")) as it:
         row = it.submit(1, 8, 9, num_output_known=2)
-        await row._arrivals.next()
-        assert row.take().first_position == 2
+        assert (await finish(row))[0] == [ord("x")]
 
 
 async def test_lost_executor_ends_open_rows_and_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +231,10 @@ async def test_silent_executor_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_heartbeats_keep_a_quiet_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "LOST_AFTER_S", 0.2)
+    monkeypatch.setattr(link_module, "LOST_AFTER_S", 2.0)
     fake = FakeExecutor(heartbeat_s=0.05)
     async with linked_to(fake) as it:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.5)
         assert it.link.is_connected
         assert len(fake.hellos) == 1
 
@@ -257,6 +260,96 @@ async def test_draining_executor_gets_no_new_rows_and_is_left_after_the_last() -
         token_ids, _ = await finish(row)
         assert bytes(token_ids) == b"hello"
         await until(lambda: fake.num_ended_streams)
+
+
+async def test_executor_whose_step_does_not_end_gets_no_new_rows_until_it_does() -> None:
+    fake = FakeExecutor(heartbeat_s=0.02)
+    async with linked_to(fake) as it:
+        fake.load = executor_pb2.Load(step_age_ms=29_000)
+        await asyncio.sleep(0.1)
+        assert it.link.takes_rows
+        fake.load = executor_pb2.Load(step_age_ms=31_000)
+        await until(lambda: not it.link.takes_rows)
+        assert it.link.is_connected
+        with pytest.raises(Unavailable):
+            it.submit(1)
+        fake.load = executor_pb2.Load()
+        await until(lambda: it.link.takes_rows)
+        assert it.took_rows == [True, False, True]
+
+
+async def test_begin_of_a_drain_is_announced() -> None:
+    fake = FakeExecutor(heartbeat_s=0.02)
+    fake.runs.clear()
+    async with linked_to(fake) as it:
+        it.submit(1)
+        await until(lambda: fake.rows)
+        fake.load = executor_pb2.Load(is_draining=True)
+        await until(lambda: it.took_rows == [True, False])
+        assert it.link.is_connected
+
+
+def with_bad_logprobs(step: executor_pb2.StepOutput) -> executor_pb2.StepOutput:
+    step.logprobs.add(row=0, logprobs=b"123")
+    return step
+
+
+def without_positions(step: executor_pb2.StepOutput) -> executor_pb2.StepOutput:
+    step.ClearField("first_positions")
+    return step
+
+
+@pytest.mark.parametrize("distort", [with_bad_logprobs, without_positions])
+async def test_malformed_message_is_a_lost_stream_and_not_a_dead_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, distort: Any
+) -> None:
+    monkeypatch.setattr(link_module, "RETRY_S", 0.02)
+    fake = FakeExecutor(distort=distort)
+    async with linked_to(fake) as it:
+        _, outcome = await finish(it.submit(1))
+        assert isinstance(outcome, Unavailable)
+        fake.distort = lambda step: step
+        await until(lambda: it.link.is_connected and len(fake.hellos) == 2)
+        token_ids, _ = await finish(it.submit(1))
+        assert bytes(token_ids) == b"hello"
+    assert any(str(outcome).endswith(record.message.partition(": ")[2]) for record in caplog.records)
+
+
+async def test_writer_that_fails_ends_the_stream_and_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "RETRY_S", 0.02)
+    fake = FakeExecutor()
+    async with linked_to(fake) as it:
+        bad = it.submit(1)
+        bad.request.row = None  # type: ignore[assignment]
+        _, outcome = await finish(bad)
+        assert isinstance(outcome, Unavailable)
+        assert "AttributeError: " in str(outcome)
+        await until(lambda: it.link.is_connected and len(fake.hellos) == 2)
+        token_ids, _ = await finish(it.submit(1))
+        assert bytes(token_ids) == b"hello"
+
+
+async def test_row_that_brings_more_than_it_may_ends_with_both_numbers() -> None:
+    fake = FakeExecutor(output=lambda _: b"x" * 1000, max_context_tokens=8)
+    async with linked_to(fake) as it:
+        token_ids, outcome = await finish(it.submit(1))
+        assert len(token_ids) == 8
+        assert isinstance(outcome, LimitReached)
+        assert str(outcome) == "the executor sent 9 output tokens, the row takes 8"
+        await until(lambda: fake.cancelled)
+        assert it.link.is_connected
+
+
+async def test_rows_that_are_not_sent_yet_hide_nobody_elses() -> None:
+    fake = FakeExecutor(load=executor_pb2.Load(num_running=5), heartbeat_s=0.02)
+    fake.runs.clear()
+    async with linked_to(fake) as it:
+        for _ in range(3):
+            it.submit(1)
+        await it.link._receive(executor_pb2.ExecuteResponse(load=fake.load))
+        assert it.link.work == 8
+        await until(lambda: len(fake.rows) == 3)
+        await until(lambda: it.link.work == 5)  # of the five that run three are ours
 
 
 async def test_work_counts_our_rows_and_those_of_others() -> None:

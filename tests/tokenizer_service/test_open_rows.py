@@ -14,7 +14,7 @@ from tokenizer_service.rows import Arrivals, RowRequest, RowStream
 
 
 def submit(rows: OpenRows) -> RowStream:
-    return rows.submit(RowRequest(np.array([1], np.int32), executor_pb2.Row()), Arrivals())
+    return rows.submit(RowRequest(np.array([1], np.int32), executor_pb2.Row()), Arrivals(), 8)
 
 
 def step(*request_ids: int, positions: list[int]) -> executor_pb2.StepOutput:
@@ -60,3 +60,21 @@ def test_end_of_the_stream_ends_every_row_and_leaves_nothing_to_send() -> None:
     assert isinstance(unsent.take().outcome, Unavailable)
     assert rows.take_work() == []
     assert submit(rows).request_id > unsent.request_id
+
+
+def test_logprobs_that_do_not_go_with_their_ids_end_the_row() -> None:
+    rows = OpenRows(lambda _: None)
+    row = submit(rows)
+    message = step(row.request_id, positions=[0])
+    message.logprobs.add(row=0, logprobs=bytes(8))
+    rows.dispatch(message)
+    assert str(row.take().outcome) == "the executor sent 2 logprobs for 1 tokens"
+
+
+def test_only_rows_that_were_taken_count_as_sent() -> None:
+    rows = OpenRows(lambda _: None)
+    submit(rows)
+    assert (len(rows), rows.num_sent) == (1, 0)
+    rows.take_work()
+    submit(rows)
+    assert (len(rows), rows.num_sent) == (2, 1)

@@ -17,6 +17,7 @@ from protos.packserve.v1 import executor_pb2
 from protos.server import PROTOCOL_VERSION
 from tests.fixtures.fake_executor import FakeExecutor, running_executor
 from tests.fixtures.waiting import until
+from tokenizer_service import link as link_module
 from tokenizer_service import pool as pool_module
 from tokenizer_service.pool import ExecutorPool, resolve
 from tokenizer_service.rows import Arrivals, RowRequest, RowStream
@@ -25,8 +26,12 @@ HELLO = executor_pb2.Hello(protocol_version=PROTOCOL_VERSION, vocabulary_sha256=
 
 
 @asynccontextmanager
-async def running_pool(*targets: str) -> AsyncIterator[ExecutorPool]:
-    async def on_change() -> None: ...
+async def running_pool(*targets: str, seen: list[bool] | None = None) -> AsyncIterator[ExecutorPool]:
+    """seen: whether the pool took rows at each change that was announced."""
+
+    async def on_change() -> None:
+        if seen is not None:
+            seen.append(pool.takes_rows)
 
     pool = ExecutorPool(targets, HELLO, on_change, lambda _: None)
     await pool.start()
@@ -122,6 +127,43 @@ async def test_executors_behind_a_name_come_and_go(monkeypatch: pytest.MonkeyPat
         await until(lambda: first.num_ended_streams)
         assert isinstance(row.take().outcome, executor_pb2.Finished)
         assert pool.num_connected == 1
+
+
+async def test_last_executor_that_leaves_a_name_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "RESOLVE_EVERY_S", 0.02)
+    behind: set[str] = set()
+
+    async def fake_resolve(_name: str) -> frozenset[str]:
+        return frozenset(behind)
+
+    monkeypatch.setattr(pool_module, "resolve", fake_resolve)
+    seen: list[bool] = []
+    async with running_executor(FakeExecutor()) as a, running_pool("dns:///executors:50061", seen=seen) as pool:
+        behind.add(a.address)
+        await until(lambda: pool.takes_rows)
+        await until(lambda: seen[-1])
+        behind.clear()
+        await until(lambda: not pool.takes_rows)
+        await until(lambda: not seen[-1])
+        assert pool.num_connected == 0
+
+
+async def test_executor_of_another_model_waits_until_those_of_the_first_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "OTHER_MODEL_RETRY_S", 0.05)
+    monkeypatch.setattr(link_module, "RETRY_S", 0.05)
+    old, new = FakeExecutor(weights_sha256="old"), FakeExecutor(weights_sha256="new")
+    async with running_executor(old) as first, running_executor(new) as second, running_pool(first.address) as pool:
+        await until(lambda: pool.num_connected == 1)
+        await pool._set_addresses(frozenset({first.address, second.address}))
+        await until(lambda: pool.num_refused == 1)
+        assert {pool.pick().address for _ in range(4)} == {first.address}
+        await first.server.stop(None)
+        await until(lambda: pool.takes_rows and pool.pick().address == second.address)
+        assert pool.num_refused == 0
+        assert pool.welcome is not None
+        assert pool.welcome.fingerprint.weights_sha256 == "new"
 
 
 async def test_name_that_does_not_resolve_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

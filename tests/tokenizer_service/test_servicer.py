@@ -18,17 +18,18 @@ from protos.packserve.v1.sampling_pb2 import SamplingParameters
 from protos.packserve.v1.tokenizer_pb2 import Chat, ChatMessage, GenerateRequest, Prompt
 from protos.vocabulary import Vocabulary
 from tests.fixtures.byte_tokenizer import BOS, NUM_PIECES, write_byte_tokenizer
-from tests.fixtures.fake_executor import MAX_CONTEXT_TOKENS, FakeExecutor
+from tests.fixtures.fake_executor import FakeExecutor
 from tests.fixtures.tokenizer_app import RunningApp, app_with, running_app
 
 INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
 TEMPLATE = "<|bos|>{% for message in messages %}{{ message.content }}{% endfor %}"
 HI = [Prompt(text="hi")]
+MAX_CONTEXT_TOKENS = 64
 
 
 @pytest.fixture
 def fake() -> FakeExecutor:
-    return FakeExecutor()
+    return FakeExecutor(max_context_tokens=MAX_CONTEXT_TOKENS)
 
 
 @pytest.fixture
@@ -55,6 +56,8 @@ def packed(*rows: list[int] | bytes) -> batch_pb2.TokenBatch:
         (UNIMPLEMENTED, "echo is not supported", {"echo": True}),
         (UNIMPLEMENTED, "bad_words is not supported", {"bad_words": ["x"]}),
         (UNIMPLEMENTED, "output_kind 1 is not supported", {"output_kind": tokenizer_pb2.OUTPUT_KIND_TEXT}),
+        (UNIMPLEMENTED, "sampling.logprobs above 0 is not supported", {"sampling": SamplingParameters(logprobs=1)}),
+        (INVALID, "sampling.logprobs is -1, must be >= 0", {"sampling": SamplingParameters(logprobs=-1)}),
         (INVALID, "sampling.temperature is nan", {"sampling": SamplingParameters(temperature=math.nan)}),
         (INVALID, "sampling.max_tokens is 0", {"sampling": SamplingParameters(max_tokens=0)}),
         (INVALID, "sampling.stop_token_ids[0] is 320", {"sampling": SamplingParameters(stop_token_ids=[320])}),
@@ -72,6 +75,16 @@ def packed(*rows: list[int] | bytes) -> batch_pb2.TokenBatch:
             INVALID,
             "prompts[1].token_ids[1] is 320, the model's vocabulary is [0, 320)",
             {"prompts": [*HI, Prompt(token_ids=batch_pb2.TokenIds(token_ids=[1, 320]))]},
+        ),
+        (
+            INVALID,
+            "prompts[0].add_special_tokens is set beside token_ids, it is for text",
+            {"prompts": [Prompt(token_ids=batch_pb2.TokenIds(token_ids=[1]), add_special_tokens=True)]},
+        ),
+        (
+            INVALID,
+            "prompts[1].add_special_tokens is set beside chat, it is for text",
+            {"prompts": [*HI, Prompt(chat=Chat(), add_special_tokens=False)]},
         ),
         (INVALID, "messages is empty", {"prompts": [Prompt(chat=Chat())]}),
     ],

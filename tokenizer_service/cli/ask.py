@@ -16,6 +16,7 @@ import click
 
 from protos.client import Client, Prompt
 from protos.errors import PackserveError
+from protos.packserve.v1 import sampling_pb2
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Sampling = dict[str, Any]
@@ -87,11 +88,17 @@ async def answer(address: str, text: str, is_chat: bool, **options: Any) -> None
 
 async def show(address: str, prompt: Prompt, said: list[str], **options: Any) -> None:
     """Each piece goes to the terminal as it comes, and to ``said``."""
-    async with Client(address) as client:
-        async for choice in client.generate_stream(prompt, **options):
-            click.echo(choice.text, nl=False)
-            said.append(choice.text)
-    click.echo()
+    is_cut = False
+    try:
+        async with Client(address) as client:
+            async for choice in client.generate_stream(prompt, **options):
+                click.echo(choice.text, nl=False)
+                said.append(choice.text)
+                is_cut = choice.finish.reason == sampling_pb2.FINISH_REASON_LENGTH
+    finally:
+        click.echo()
+    if is_cut:
+        click.secho(f"[cut after {choice.usage.num_output_tokens} tokens]", dim=True, err=True)
 
 
 def given(sampling: Sampling) -> Sampling:

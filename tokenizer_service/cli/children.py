@@ -11,14 +11,14 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import Unavailable
+from protos.errors import ConfigError, Unavailable
 from protos.server import STOP_WITH_PARENT, Ports
 
 T = TypeVar("T")
@@ -105,12 +105,19 @@ async def both_services(
         yield first, second
 
 
-def with_free_ports(ports: Ports) -> Ports:
-    """Each port that is 0 becomes one that is free now."""
-    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-        chosen = []
-        for each, port in zip((a, b, c), (ports.port, ports.health_port, ports.metrics_port), strict=True):
-            if not port:
-                each.bind(("", 0))
-            chosen.append(port or each.getsockname()[1])
-    return Ports(ports.host, *chosen)
+def with_free_ports(*several: Ports) -> tuple[Ports, ...]:
+    """Each port that is 0 becomes one that is free now, and differs from all the others.
+
+    Raises ConfigError for one that is in use: whoever has it would pass for our own service.
+    """
+    with ExitStack() as held:
+
+        def chosen(port: int) -> int:
+            try:
+                return int(held.enter_context(socket.create_server(("", port))).getsockname()[1])
+            except OSError as error:
+                raise ConfigError(f"port {port} can't be used: {error.strerror}") from error
+
+        return tuple(
+            Ports(each.host, chosen(each.port), chosen(each.health_port), chosen(each.metrics_port)) for each in several
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -23,7 +22,7 @@ from rich.console import Console
 from protos.cache import cache_directory
 from protos.errors import PackserveError
 from protos.server import Ports
-from tokenizer_service.cli.ask import DEFAULT_MAX_TOKENS, answer
+from tokenizer_service.cli.ask import DEFAULT_MAX_TOKENS, answer, shown_errors
 from tokenizer_service.cli.children import both_services, with_free_ports
 from tokenizer_service.cli.services import demo_model
 
@@ -85,7 +84,8 @@ def up(
     settings reach them by environment variables EXECUTOR_... and TOKENIZER_... (packserve executor --help lists them).
     """
     is_serving_on = keep_serving or prompt is None
-    tokenizer, executor = chosen_ports(host, is_serving_on, **ports)
+    with shown_errors():
+        tokenizer, executor = chosen_ports(host, is_serving_on, **ports)
     plan = Plan(model or demo_model(), tokenizer, executor, prompt, is_chat, max_tokens, is_serving_on)
     with log_file(plan) as log:
         run_until_signal(carry_out(plan, log), plan)
@@ -96,10 +96,12 @@ def chosen_ports(host: str, is_serving_on: bool, **given: int | None) -> tuple[P
         names = ("port", "health_port", "metrics_port")
         found = [given[prefix + name] for name in names]
         chosen = [getattr(default, name) if port is None else port for name, port in zip(names, found, strict=True)]
-        return with_free_ports(Ports(host, *chosen))
+        return Ports(host, *chosen)
 
     tokenizer = ports(TOKENIZER_PORTS if is_serving_on else FREE_PORTS, host, "")
-    return tokenizer, ports(EXECUTOR_PORTS if is_serving_on else FREE_PORTS, "127.0.0.1", "executor_")
+    executor = ports(EXECUTOR_PORTS if is_serving_on else FREE_PORTS, "127.0.0.1", "executor_")
+    tokenizer, executor = with_free_ports(tokenizer, executor)
+    return tokenizer, executor
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def calls_to_try(plan: Plan, address: str) -> str:
     return CALLS_TO_TRY.format(
         model=Path(plan.model).name,
         address=address,
-        packserve="packserve" if shutil.which("packserve") else sys.argv[0],
+        packserve=os.path.relpath(sys.argv[0]),
         host=plan.tokenizer.host,
         metrics=plan.tokenizer.metrics_port,
         executor_host=plan.executor.host,
