@@ -41,6 +41,10 @@ class Unavailable(PackserveError):
     """No executor can take the request now, or the one that had it is gone; a later try may work."""
 
 
+class ModelFailure(PackserveError):
+    """The model gave numbers that are no logits (INTERNAL); other rows are right."""
+
+
 class EngineFailure(PackserveError):
     """The executor's engine ended by an error of its own; the process has to be started again."""
 

@@ -16,7 +16,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 # From a short text's encoding to the longest deadline that a caller may sensibly set.
@@ -33,6 +33,17 @@ def new_registry() -> CollectorRegistry:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry
+
+
+class FunctionCounter(Collector):
+    """A counter that is kept elsewhere and read when scraped. Name without ``_total``."""
+
+    def __init__(self, name: str, documentation: str, registry: CollectorRegistry, total: Callable[[], float]) -> None:
+        self._name, self._documentation, self._total = name, documentation, total
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._documentation, value=self._total())
 
 
 @dataclass(frozen=True)
