@@ -1,54 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of config.json: which are used, which have no effect on inference, which are fine at one value only.
 
-A key on none of these lists stops the start. Adding an architecture begins here.
+A key on none of these lists, nor read by the family, stops the start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from executor_service.families import FAMILIES, Family
 from protos.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class Architecture:
-    qk_norm: bool
-    # Of the class in transformers, for keys that its configs leave out.
-    defaults: dict[str, Any] = field(default_factory=dict)
-
-
-ARCHITECTURES = {
-    "Qwen3ForCausalLM": Architecture(
-        qk_norm=True,
-        defaults={
-            "head_dim": 128,
-            "max_position_embeddings": 32_768,
-            "num_key_value_heads": 32,
-            "rms_norm_eps": 1e-6,
-        },
-    ),
-    "LlamaForCausalLM": Architecture(
-        qk_norm=False,
-        defaults={"max_position_embeddings": 2_048, "rms_norm_eps": 1e-6},
-    ),
-}
-
+# By every family.
 USED = {
     "architectures",
-    "attention_bias",
     "dtype",
     "eos_token_id",
-    "head_dim",
     "hidden_size",
     "intermediate_size",
+    "layer_types",
     "max_position_embeddings",
-    "mlp_bias",
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
+    "original_max_position_embeddings",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -63,6 +39,7 @@ WITHOUT_EFFECT = {
     "_name_or_path",
     "attention_dropout",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "id2label",
     "initializer_range",
@@ -75,7 +52,6 @@ WITHOUT_EFFECT = {
     "pad_token_id",
     "problem_type",
     "return_dict",
-    "sliding_window",
     "transformers_version",
     "unsloth_fixed",
     "use_cache",
@@ -83,38 +59,38 @@ WITHOUT_EFFECT = {
 
 # Where the key is there, its value is one of these.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
     "is_encoder_decoder": (False,),
     "partial_rotary_factor": (None, 1),
     "pretraining_tp": (None, 1),
     "quantization_config": (None,),
     "rope_interleaved": (False,),
-    "use_sliding_window": (None, False),
+    "use_bidirectional_attention": (None, False),
 }
 
+# Keys that a family does not read may be there if they ask for nothing.
+_OF_SOME_FAMILY = frozenset[str]().union(*(family.keys for family in FAMILIES.values()))
 
-def check_keys(config: Mapping[str, Any]) -> None:
+
+def check_keys(config: Mapping[str, Any], family: Family) -> None:
     """Raises ConfigError naming the first key that is not understood, or not at the one value that is."""
+    used = USED | family.keys | {family.activation_key}
     for key, value in config.items():
         if key in NEUTRAL:
             if value not in NEUTRAL[key]:
                 raise ConfigError(f"config.json: {key} {value!r} is not supported ({NEUTRAL[key][-1]!r})")
-        elif key == "layer_types":
-            check_layer_types(value)
-        elif key not in USED and key not in WITHOUT_EFFECT:
+        elif key in used or key in WITHOUT_EFFECT:
+            continue
+        elif key not in _OF_SOME_FAMILY:
             raise ConfigError(f"config.json: {key} is not understood")
-
-
-def check_layer_types(layer_types: list[str] | None) -> None:
-    other = next((kind for kind in layer_types or () if kind != "full_attention"), None)
-    if other is not None:
-        raise ConfigError(f'config.json: layer_types "{other}" is not supported (full_attention)')
+        elif value not in (None, False):
+            raise ConfigError(f"config.json: {key} {value!r} is not understood in this architecture")
 
 
 # Of generation_config.json; others outside of what is used are logged.
 GENERATION_WITHOUT_EFFECT = {
     "_from_model_config",
     "bos_token_id",
+    "cache_implementation",
     "eos_token_id",
     "pad_token_id",
     "transformers_version",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GGUF file of the llama architecture, written again as a Hugging Face directory.
+"""A GGUF file written again as a Hugging Face directory.
 
 Answers for the names, the row order and the exact values of the weights, and for config.json. What it does not
 understand in the file stops it by name. Knows no particular model, and neither the network nor a cache.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,49 +17,22 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
+from executor_service.gguf_architectures import TOP_NAMES, Architecture, Metadata, architecture_of
 from executor_service.gguf_tokenizer import tokenizer_files
 from protos.errors import ConfigError
 
-Metadata = dict[str, Any]
+Tensors = dict[str, npt.NDArray[np.float32]]
 # Called with the tensors done and all tensors.
 Report = Callable[[int, int], None]
-
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-LLAMA_KEYS = {
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.layer_norm_rms_epsilon",
-    "rope.freq_base",
-    "rope.dimension_count",
-    "vocab_size",
-}
 
 
 def convert(gguf_path: Path, directory: Path, report: Report = lambda done, total: None) -> None:
     """Writes the checkpoint's files into ``directory``, which exists."""
     reader = GGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = float32_tensors(reader.tensors, metadata, report)
-    config = model_config(metadata, is_tied="lm_head.weight" not in tensors)
+    architecture, own = architecture_of(metadata)
+    tensors = float32_tensors(reader.tensors, architecture, own, report)
+    config = model_config(metadata, architecture, own, tensors)
     weights = directory / "model.safetensors"
     save_file(tensors, weights, {"format": "pt"})
     weights.chmod(0o644)  # safetensors writes for the owner alone
@@ -74,39 +46,18 @@ def write_json(path: Path, value: Metadata) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def model_config(metadata: Metadata, is_tied: bool) -> Metadata:
-    llama = llama_metadata(metadata)
-    num_heads = llama["attention.head_count"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": llama["vocab_size"],
-        "hidden_size": llama["embedding_length"],
-        "intermediate_size": llama["feed_forward_length"],
-        "num_hidden_layers": llama["block_count"],
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": llama.get("attention.head_count_kv", num_heads),
-        "head_dim": llama["rope.dimension_count"],
-        "hidden_act": "silu",
-        "max_position_embeddings": llama["context_length"],
-        "rms_norm_eps": shortest_decimal(llama["attention.layer_norm_rms_epsilon"]),
-        "rope_theta": shortest_decimal(llama.get("rope.freq_base", 10000.0)),
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": is_tied,
+def model_config(metadata: Metadata, architecture: Architecture, own: Metadata, tensors: Tensors) -> Metadata:
+    given = {architecture.keys[key]: value for key, value in own.items()}
+    config = architecture.config | {
+        key: shortest_decimal(value) if isinstance(value, float) else value for key, value in given.items() if key
+    }
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    return config | {
+        "vocab_size": len(tensors["model.embed_tokens.weight"]),
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
         "dtype": "float32",
         **special_token_ids(metadata),
     }
-
-
-def llama_metadata(metadata: Metadata) -> Metadata:
-    architecture = metadata["general.architecture"]
-    if architecture != "llama":
-        raise ConfigError(f"general.architecture={architecture}: only llama is converted")
-    llama = {name.removeprefix("llama."): value for name, value in metadata.items() if name.startswith("llama.")}
-    if unknown := sorted(llama.keys() - LLAMA_KEYS):
-        raise ConfigError(f"llama.{unknown[0]}={llama[unknown[0]]}: not understood")
-    return llama
 
 
 def special_token_ids(metadata: Metadata) -> Metadata:
@@ -120,34 +71,34 @@ def shortest_decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def float32_tensors(
-    tensors: list[ReaderTensor], metadata: Metadata, report: Report
-) -> dict[str, npt.NDArray[np.float32]]:
+def float32_tensors(tensors: list[ReaderTensor], architecture: Architecture, own: Metadata, report: Report) -> Tensors:
     converted = {}
     for done, tensor in enumerate(tensors, start=1):
         values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        if num_heads := num_rotated_heads(tensor.name, metadata):
+        if architecture.permutes_heads and (num_heads := num_rotated_heads(tensor.name, own)):
             values = unpermute(values, num_heads)
-        converted[tensor_name(tensor.name)] = np.ascontiguousarray(values)
+        if architecture.adds_one_to_norms and tensor.name.endswith("_norm.weight"):
+            values = values - 1
+        converted[tensor_name(tensor.name, architecture)] = np.ascontiguousarray(values)
         report(done, len(tensors))
     return converted
 
 
-def tensor_name(name: str) -> str:
+def tensor_name(name: str, architecture: Architecture) -> str:
     if name in TOP_NAMES:
         return TOP_NAMES[name]
     match name.split("."):
-        case ["blk", layer, part, "weight"] if part in LAYER_NAMES:
-            return f"model.layers.{layer}.{LAYER_NAMES[part]}.weight"
+        case ["blk", layer, part, "weight"] if part in architecture.layer_names:
+            return f"model.layers.{layer}.{architecture.layer_names[part]}.weight"
     raise ConfigError(f"tensor {name}: not understood")
 
 
-def num_rotated_heads(name: str, metadata: Metadata) -> int:
+def num_rotated_heads(name: str, own: Metadata) -> int:
     """Heads of a query or key projection; 0 for every other tensor."""
-    num_heads = int(metadata["llama.attention.head_count"])
+    num_heads = int(own["attention.head_count"])
     if name.endswith(".attn_q.weight"):
         return num_heads
-    return int(metadata.get("llama.attention.head_count_kv", num_heads)) if name.endswith(".attn_k.weight") else 0
+    return int(own.get("attention.head_count_kv", num_heads)) if name.endswith(".attn_k.weight") else 0
 
 
 def unpermute(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:

@@ -14,6 +14,7 @@ from time import monotonic
 import torch
 
 import kernels
+from executor_service.cache_size import CacheSize
 from executor_service.config import ExecutorConfig
 from executor_service.decoder import Decoder
 from executor_service.fingerprint import config_sha256, weights_sha256
@@ -35,7 +36,10 @@ MIN_CONTEXT_TOKENS = 2
 @dataclass(frozen=True)
 class LoadedModel:
     decoder: Decoder
+    # Of each of the decoder's cache groups.
+    num_blocks: tuple[int, ...]
     device: torch.device
+    vocabulary: Vocabulary
     info: executor_pb2.ExecutorModel
     fingerprint: executor_pb2.ModelFingerprint
 
@@ -44,26 +48,29 @@ def load_model(config: ExecutorConfig) -> LoadedModel:
     """Raises ConfigError naming what in the directory or the settings stops the start."""
     torch.set_num_threads(config.threads or usable_cpus())
     device = torch.device(config.device)
-    model_config = load_model_config(config.model)
+    model_config = load_model_config(config.model, config.max_context_tokens)
     dtype = _dtype(config, model_config)
     weights = load_weights(config.model, model_config, dtype, device, _progress())
     decoder = Decoder(model_config, weights, kernels.load(config.kernels))
-    info = _info(config, model_config, _num_blocks(config, decoder))
+    size = CacheSize(config, decoder.cache_groups, decoder.kv_bytes_per_token, _context_tokens(config, model_config))
+    num_blocks = size.num_blocks(available_bytes())
+    info = _info(config, model_config, num_blocks, size.max_context_tokens(num_blocks))
     log.info(
-        "%s: %d threads, %d blocks, context %d",
+        "%s: %d threads, blocks %s, context %d",
         info.name,
         torch.get_num_threads(),
-        info.num_blocks,
+        num_blocks,
         info.max_context_tokens,
     )
+    vocabulary = Vocabulary.load(config.model)
     fingerprint = executor_pb2.ModelFingerprint(
         config_sha256=config_sha256(model_config),
         weights_sha256=weights_sha256(config.model),
-        vocabulary_sha256=Vocabulary.load(config.model).sha256,
+        vocabulary_sha256=vocabulary.sha256,
         dtype=str(dtype).removeprefix("torch."),
         quantization="none",
     )
-    return LoadedModel(decoder, device, info, fingerprint)
+    return LoadedModel(decoder, num_blocks, device, vocabulary, info, fingerprint)
 
 
 def _dtype(config: ExecutorConfig, model_config: ModelConfig) -> torch.dtype:
@@ -73,46 +80,32 @@ def _dtype(config: ExecutorConfig, model_config: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def _num_blocks(config: ExecutorConfig, decoder: Decoder) -> int:
-    """What the settings say, or what the memory allows, but no more than the sequences can use."""
-    block_bytes = decoder.kv_bytes_per_token * config.block_tokens
-    free_bytes = available_bytes()
-    if config.num_blocks * block_bytes > free_bytes:
-        raise ConfigError(
-            f"EXECUTOR_NUM_BLOCKS={config.num_blocks}: they take {config.num_blocks * block_bytes} bytes,"
-            f" {free_bytes} are free"
-        )
-    if config.num_blocks:
-        return config.num_blocks
-    affordable = int(free_bytes * config.kv_memory_fraction) // block_bytes
-    useful = config.max_sequences * -(-decoder.config.max_position_embeddings // config.block_tokens)
-    if affordable < 1:
-        raise ConfigError(f"EXECUTOR_KV_MEMORY_FRACTION={config.kv_memory_fraction}: a block takes {block_bytes} bytes")
-    return min(affordable, useful)
-
-
-def _info(config: ExecutorConfig, model: ModelConfig, num_blocks: int) -> executor_pb2.ExecutorModel:
-    """Any row that is let in fits the pool alone: the context is never longer than the cache."""
-    limits = [model.max_position_embeddings, num_blocks * config.block_tokens]
+def _context_tokens(config: ExecutorConfig, model: ModelConfig) -> int:
+    """What settings and model allow."""
     if config.max_context_tokens > model.max_position_embeddings:
         raise ConfigError(
             f"EXECUTOR_MAX_CONTEXT_TOKENS={config.max_context_tokens}: the model takes {model.max_position_embeddings}"
         )
-    if config.max_context_tokens:
-        limits.append(config.max_context_tokens)
-    if min(limits) < MIN_CONTEXT_TOKENS:
+    return config.max_context_tokens or model.max_position_embeddings
+
+
+def _info(
+    config: ExecutorConfig, model: ModelConfig, num_blocks: tuple[int, ...], max_context_tokens: int
+) -> executor_pb2.ExecutorModel:
+    if max_context_tokens < MIN_CONTEXT_TOKENS:
         raise ConfigError(
-            f"the context is {min(limits)} tokens (model {limits[0]}, cache {limits[1]}), must be {MIN_CONTEXT_TOKENS}"
+            f"the context is {max_context_tokens} tokens (model {model.max_position_embeddings}, blocks {num_blocks}"
+            f" of {config.block_tokens}), must be {MIN_CONTEXT_TOKENS}"
         )
     return executor_pb2.ExecutorModel(
         name=config.model_name,
         architecture=model.architecture,
         vocabulary_size=model.vocabulary_size,
-        max_context_tokens=min(limits),
+        max_context_tokens=max_context_tokens,
         eos_token_ids=model.eos_token_ids,
         defaults=_defaults(model.generation),
         block_tokens=config.block_tokens,
-        num_blocks=num_blocks,
+        num_blocks=sum(num_blocks),
     )
 
 

@@ -24,15 +24,14 @@ def pack(step: Step, block_tokens: int, device: torch.device, sampled: torch.Ten
     positions = _positions(rows, offsets)
     tables = _block_tables(rows)
     row_of_token = np.repeat(np.arange(len(rows)), offsets[1:] - offsets[:-1])
-    slots = tables[row_of_token, positions // block_tokens] * block_tokens + positions % block_tokens
-    logit_rows = [end - 1 for row, end in zip(rows, offsets[1:].tolist(), strict=True) if row.sampling]
+    slots = tables[:, row_of_token, positions // block_tokens] * block_tokens + positions % block_tokens
     token_ids = _to_device(_known_token_ids(rows), device)
     return ForwardBatch(
         token_ids=_with_sampled(token_ids, rows, offsets, sampled),
         positions=_to_device(positions, device),
         slots=_to_device(slots, device),
-        block_tables=_to_device(tables, device)[None],
-        logit_rows=_to_device(np.array(logit_rows, np.int64), device),
+        block_tables=_to_device(tables, device),
+        logit_rows=_to_device(_logit_rows(rows, offsets), device),
         offsets=tuple(offsets.tolist()),
         context_lens=tuple(row.context_len for row in rows),
     )
@@ -45,11 +44,21 @@ def _positions(rows: list[StepRow], offsets: Int64Array) -> Int64Array:
 
 
 def _block_tables(rows: list[StepRow]) -> Int64Array:
-    """[B, M], padded with 0."""
-    tables = np.zeros((len(rows), max(len(row.block_ids) for row in rows)), np.int64)
-    for table, row in zip(tables, rows, strict=True):
-        table[: len(row.block_ids)] = row.block_ids
+    """[G, B, M], padded with 0."""
+    num_blocks = max(len(block_ids) for row in rows for block_ids in row.block_ids)
+    tables = np.zeros((len(rows[0].block_ids), len(rows), num_blocks), np.int64)
+    for i, row in enumerate(rows):
+        for table, block_ids in zip(tables[:, i], row.block_ids, strict=True):
+            table[: len(block_ids)] = block_ids
     return tables
+
+
+def _logit_rows(rows: list[StepRow], offsets: Int64Array) -> Int64Array:
+    """[R + Q]: the last token of each row that samples, then the tokens that prompt_targets follow."""
+    last = offsets[1:][[row.sampling is not None for row in rows]] - 1
+    targets = zip(offsets.tolist(), (row.prompt_targets for row in rows), strict=False)
+    scored = [np.arange(start, start + len(ids)) for start, ids in targets if ids is not None]
+    return np.concatenate([last, *scored])
 
 
 def _known_token_ids(rows: list[StepRow]) -> Int32Array:

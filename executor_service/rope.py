@@ -7,6 +7,7 @@ Computed once a step and used by every layer. Bits are those of transformers. Do
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,16 +36,18 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         case "default":
             return plain
         case "linear":
-            return plain / config.parameters["factor"]
+            return plain / float(config.parameters["factor"])
         case "llama3":
             return llama3_frequencies(plain, config.parameters)
         case "yarn":
             return yarn_frequencies(config, head_dim)
+        case "longrope":
+            return longrope_frequencies(config, head_dim)
         case kind:
             raise AssertionError(kind)
 
 
-def llama3_frequencies(plain: Tensor, parameters: dict[str, float]) -> Tensor:
+def llama3_frequencies(plain: Tensor, parameters: dict[str, Any]) -> Tensor:
     """Long waves are stretched by factor, short ones kept, those between blended."""
     factor, context = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
@@ -72,16 +75,22 @@ def yarn_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         high += 0.001
     kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     waves = config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    return 1.0 / (parameters["factor"] * waves) * (1 - kept) + 1.0 / waves * kept
+    return 1.0 / (float(parameters["factor"]) * waves) * (1 - kept) + 1.0 / waves * kept
+
+
+def longrope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+    """Each dimension has a factor of its own."""
+    factors = torch.tensor(config.parameters["factors"], dtype=torch.float32)
+    return 1.0 / (factors * config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
 def attention_factor(config: RopeConfig) -> float:
     """What cos and sin are multiplied by."""
     parameters = config.parameters
+    if "attention_factor" in parameters:
+        return float(parameters["attention_factor"])
     if config.kind != "yarn":
         return 1.0
-    if "attention_factor" in parameters:
-        return parameters["attention_factor"]
 
     def growth(mscale: float) -> float:
         return 1.0 if parameters["factor"] <= 1 else 0.1 * mscale * math.log(parameters["factor"]) + 1.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from executor_service.model_config import ModelConfig
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+# Ends the name of every norm, and of nothing else.
+NORM_SUFFIX = "norm.weight"
 # Ends of the names of buffers that old checkpoints carry: computed from the config here.
 COMPUTED = (".rotary_emb.inv_freq",)
 
@@ -25,18 +27,26 @@ def layer_parts(config: ModelConfig, layer: int) -> dict[str, Parts]:
     output = {"self_attn.o_proj": hidden}
     gate_up = {"mlp.gate_proj": ffn, "mlp.up_proj": ffn}
     down = {"mlp.down_proj": hidden}
+    mlp_norm = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
     parts = {
         "input_norm": vectors({"input_layernorm": hidden}),
         "qkv": matrices(qkv, hidden),
         "output": matrices(output, q_size),
-        "mlp_norm": vectors({"post_attention_layernorm": hidden}),
+        "mlp_norm": vectors({mlp_norm: hidden}),
         "gate_up": matrices(gate_up, hidden),
         "down": matrices(down, ffn),
     }
     if config.qk_norm:
         parts |= {"q_norm": vectors({"self_attn.q_norm": head_dim}), "k_norm": vectors({"self_attn.k_norm": head_dim})}
-    if config.attention_bias:
-        parts |= {"qkv_bias": vectors(qkv, "bias"), "output_bias": vectors(output, "bias")}
+    if config.output_norms:
+        parts |= {
+            "attention_output_norm": vectors({"post_attention_layernorm": hidden}),
+            "mlp_output_norm": vectors({"post_feedforward_layernorm": hidden}),
+        }
+    if config.qkv_bias:
+        parts |= {"qkv_bias": vectors(qkv, "bias")}
+    if config.output_bias:
+        parts |= {"output_bias": vectors(output, "bias")}
     if config.mlp_bias:
         parts |= {"gate_up_bias": vectors(gate_up, "bias"), "down_bias": vectors(down, "bias")}
     prefix = f"model.layers.{layer}."

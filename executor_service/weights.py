@@ -19,7 +19,7 @@ from torch import Tensor
 
 from executor_service.checkpoint import StoredTensor, read_checkpoint
 from executor_service.model_config import ModelConfig
-from executor_service.weight_names import COMPUTED, EMBEDDING, HEAD, NORM, Parts, layer_parts
+from executor_service.weight_names import COMPUTED, EMBEDDING, HEAD, NORM, NORM_SUFFIX, Parts, layer_parts
 from protos.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ STORED_DTYPES = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """What a config does not have is None."""
+    """What a config does not have is None. Norms are what is multiplied by, in the type it is multiplied in."""
 
     input_norm: Tensor  # [C]
     qkv: Tensor  # [(H + 2 K) D, C]
@@ -39,6 +39,9 @@ class LayerWeights:
     down: Tensor  # [C, F]
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None  # [D]
+    # Of what attention and MLP put out.
+    attention_output_norm: Tensor | None = None  # [C]
+    mlp_output_norm: Tensor | None = None  # [C]
     qkv_bias: Tensor | None = None
     output_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
@@ -65,7 +68,7 @@ def load_weights(
     """progress is told the bytes read and the bytes to read. Raises ConfigError naming a tensor that does not fit."""
     stored = read_checkpoint(directory)
     has_head = HEAD in stored or not config.tie_word_embeddings
-    places = Places(dtype, device)
+    places = Places(dtype, device, norm_dtype=torch.float32 if config.norms_add_one else dtype)
     weights = places.decoder(config, has_head)
     wanted = {name: tensor for name, tensor in stored.items() if not name.endswith(COMPUTED)}
     for name in stored.keys() - wanted.keys():
@@ -74,6 +77,10 @@ def load_weights(
     for num_read in fill(places.by_name, wanted):
         if progress:
             progress(num_read, sum(tensor.num_bytes for tensor in wanted.values()))
+    if config.norms_add_one:
+        for name in places.by_name:
+            if name.endswith(NORM_SUFFIX):
+                places.by_name[name].add_(1)
     return tie(weights) if config.tie_word_embeddings and has_head else weights
 
 
@@ -88,14 +95,15 @@ def tie(weights: DecoderWeights) -> DecoderWeights:
 class Places:
     """Allocates weights, and knows which part of them each tensor of the checkpoint fills."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+    def __init__(self, dtype: torch.dtype, device: torch.device, norm_dtype: torch.dtype) -> None:
+        self.dtype, self.device, self.norm_dtype = dtype, device, norm_dtype
         self.by_name: dict[str, Tensor] = {}
 
     def allocate(self, parts: Parts) -> Tensor:
         sizes = [shape[0] for shape in parts.values()]
         width = next(iter(parts.values()))[1:]
-        weight = torch.empty((sum(sizes), *width), dtype=self.dtype, device=self.device)
+        is_norm = all(name.endswith(NORM_SUFFIX) for name in parts)
+        weight = torch.empty((sum(sizes), *width), dtype=self.norm_dtype if is_norm else self.dtype, device=self.device)
         self.by_name |= zip(parts, torch.split(weight, sizes), strict=True)
         return weight
 
@@ -108,7 +116,7 @@ class Places:
         embedding = self.allocate({EMBEDDING: table})
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(self.layer(config, layer) for layer in range(config.num_layers)),
+            layers=tuple(self.layer(config, layer) for layer in range(len(config.layers))),
             norm=self.allocate({NORM: table[1:]}),
             head=self.allocate({HEAD: table}) if has_head else embedding,
         )

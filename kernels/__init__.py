@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last dimension of x [..., C], weight [C]."""
+        """Over the last dimension of x [..., C]; the product with weight [C] is made in the weight's type."""
 
     @staticmethod
     def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -51,20 +51,35 @@ class Backend(Protocol):
         block_tokens: int,
         num_heads: int,
         num_kv_heads: int,
+        window: int | None,
     ) -> Any:
-        """What store_kv() and attention() of every layer share in a step; only its own backend looks inside.
+        """What store_kv() and attention() of all layers with one window share in a step; only its own backend looks
+        inside.
 
         Token n is stored at slots[n] (int64 [N]), block * S + place. Queries [offsets[i], offsets[i + 1]) are the last
         of the context_lens[i] tokens of row i, whose keys and values lie in the blocks block_tables[i] (int64 [B, M]).
+        A query at position p sees those at (p - window, p], or [0, p] where window is None. Blocks of which no query
+        of the row sees a token have any number, and what they hold changes nothing.
         """
 
     @staticmethod
-    def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scale: float) -> Tensor:
-        """Causal attention of q [N, H, D] over the cached context -> [N, H, D]."""
+    def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scale: float, cap: float | None) -> Tensor:
+        """Causal attention of q [N, H, D] over the cached context -> [N, H, D].
+
+        Scores are q * k * scale, then soft_cap() of that where cap is not None.
+        """
 
     @staticmethod
     def silu_mul(gate_up: Tensor) -> Tensor:
         """silu(gate) * up of gate_up [N, 2 F] -> [N, F]."""
+
+    @staticmethod
+    def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+        """gelu(gate) * up of gate_up [N, 2 F] -> [N, F], with gelu's approximation by tanh."""
+
+    @staticmethod
+    def soft_cap(x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap) of x of any shape, float32."""
 
 
 def load(name: str) -> Backend:

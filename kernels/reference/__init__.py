@@ -7,6 +7,17 @@ On CPU in float32 a row's result has the same bits alone, in any batch, in any c
 from kernels.reference.attention import attention, store_kv
 from kernels.reference.attention_plan import attention_plan
 from kernels.reference.linear import linear
-from kernels.reference.rowwise import embed, rms_norm, rope, silu_mul
+from kernels.reference.rowwise import embed, gelu_tanh_mul, rms_norm, rope, silu_mul, soft_cap
 
-__all__ = ["attention", "attention_plan", "embed", "linear", "rms_norm", "rope", "silu_mul", "store_kv"]
+__all__ = [
+    "attention",
+    "attention_plan",
+    "embed",
+    "gelu_tanh_mul",
+    "linear",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+    "soft_cap",
+    "store_kv",
+]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from kernels.reference.attention_plan import AttentionPlan, Tile
+from kernels.reference.rowwise import soft_cap
 from kernels.reference.softmax import RunningSoftmax, product
 
 
@@ -20,26 +21,30 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Atten
         cache.view(-1, cache.shape[3]).index_copy_(0, plan.vectors, new.reshape(-1, cache.shape[3]))
 
 
-def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float, cap: float | None
+) -> Tensor:
     keys, values = (cache.view(-1, plan.piece_tokens * cache.shape[3]) for cache in (k_cache, v_cache))
     q = q.float() * scale
     out = torch.empty_like(q)
     for group in plan.groups:
         queries = q.unflatten(0, (-1, group.num_queries)) if group.tokens is None else q[group.tokens]  # [B, T, H, D]
-        result = attend(queries, keys, values, group.tiles, k_cache.shape[1])
+        result = attend(queries, keys, values, group.tiles, k_cache.shape[1], cap)
         if group.tokens is None:
             return result.flatten(0, 1).to(k_cache.dtype)
         out[group.tokens] = result
     return out.to(k_cache.dtype)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, tiles: list[Tile], num_kv_heads: int) -> Tensor:
+def attend(q: Tensor, keys: Tensor, values: Tensor, tiles: list[Tile], num_kv_heads: int, cap: float | None) -> Tensor:
     """q [B, T, H, D], scaled -> [B, T, H, D] float32; keys and values are the caches seen as pieces."""
     queries = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)  # [B, K, T * H / K, D]
     softmax = None
     for tile in tiles:
         keys_read, values_read = read(keys, tile.pieces, q.shape[3]), read(values, tile.pieces, q.shape[3])
         scores = product(queries[: tile.pieces.shape[0]], keys_read.mT)  # [B', K, R, CONTEXT]
+        if cap is not None:
+            scores = soft_cap(scores, cap)
         if tile.is_hidden is not None:
             scores.masked_fill_(tile.is_hidden, -torch.inf)
         if tile.kept_bits is not None:

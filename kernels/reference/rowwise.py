@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations that treat each token by itself.
 
-They use only torch functions whose bits do not depend on an element's place: exp is one, silu and sigmoid are not
-(the end of an array, and of each thread's part of it, takes another path).
+They use only torch functions whose bits do not depend on an element's place: exp and tanh are such, silu, gelu and
+sigmoid are not (the end of an array, and of each thread's part of it, takes another path).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ def embed(table: Tensor, token_ids: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float().contiguous()  # a mean over other strides would be summed in another order
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [..., 1]
-    return weight * (wide * scale).to(x.dtype)
+    return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -31,3 +33,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)  # [N, F] each
     wide = gate.float()
     return (wide / torch.exp(-wide).add_(1)).to(up.dtype).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """Hendrycks and Gimpel, Gaussian Error Linear Units: x / 2 * (1 + tanh(u)) = x / (1 + exp(-2 u)), where
+    u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    gate, up = gate_up.chunk(2, -1)  # [N, F] each
+    wide = gate.float()
+    twice_u = (wide * wide).mul_(0.044715).add_(1).mul_(wide).mul_(2 * math.sqrt(2 / math.pi))
+    return (wide / torch.exp(twice_u.neg_()).add_(1)).to(up.dtype).mul_(up)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    return (x / cap).tanh_().mul_(cap)

@@ -21,8 +21,9 @@ class RunningSoftmax:
     """Grows by parts of the context; a later part may be of the first rows only."""
 
     def __init__(self, scores: Tensor, values: Tensor) -> None:
-        """The first part: scores [B, K, R, C], each row with one above -inf; values [B, K, C, D]."""
-        self.maximum = scores.amax(-1, keepdim=True)
+        """The first part: scores [B, K, R, C], values [B, K, C, D]."""
+        # Of a row that is masked as a whole so far it is the least number: its weights are 0, not NaN, and fade to 0.
+        self.maximum = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
         weights = torch.exp(scores - self.maximum)
         self.total = weights.sum(-1, keepdim=True)
         self.value = product(weights, values)

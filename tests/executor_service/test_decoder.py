@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.blocks import BlockPool
 from executor_service.decoder import Decoder
 from executor_service.forward_batch import ForwardBatch, KvCache
-from executor_service.runner import DeviceRunner
-from executor_service.scheduler import Scheduler
-from tests.fixtures.decoding import Rows, greedy, load_decoder, logits_of
+from tests.fixtures.decoding import greedy, load_decoder, logits_of
+from tests.fixtures.engine_run import EngineRun
 from tests.fixtures.oracle import oracle_logits
 from tests.fixtures.random_model import random_config, random_tensors, write_model, write_random_model
 from tests.fixtures.repository import PACKAGES, modules
@@ -28,6 +26,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 64,
+}
 
 
 def assert_like_oracle(directory: Path) -> None:
@@ -53,6 +57,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "llama3", "rope_theta": 500_000.0} | LLAMA3,
     },
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
+    "longrope_beyond_the_original_context": {"rope_scaling": LONGROPE},
+    "longrope_within_it": {
+        "rope_scaling": LONGROPE | {"original_max_position_embeddings": 512, "attention_factor": 1.2}
+    },
     "yarn": {"rope_scaling": {"rope_type": "yarn"} | YARN},
     "yarn_with_factors": {
         "rope_scaling": {"rope_type": "yarn", "attention_factor": 0.9, "beta_fast": 16.0, "truncate": False} | YARN
@@ -99,7 +108,7 @@ def test_three_spellings_of_rope_give_equal_logits(tmp_path: Path, architecture:
         write_model(directory, config, random_tensors(config, dtype=torch.bfloat16))
         decoder = load_decoder(directory)
         assert decoder.config.dtype == "bfloat16"
-        assert decoder.config.rope.theta == 5e5
+        assert decoder.config.layers[0].rope.theta == 5e5
         logits.append(logits_of(decoder, TOKEN_IDS))
         assert_like_oracle(directory)
     assert torch.equal(logits[0], logits[1])
@@ -139,23 +148,11 @@ def test_several_streams_a_token_through_scheduler_and_runner(tmp_path: Path) ->
     write_random_model(tmp_path)
 
     def token_ids(decoder: Decoder) -> list[list[int]]:
-        scheduler = Scheduler(BlockPool(16, 16), max_step_tokens=12, max_sequences=4)
-        runner = DeviceRunner(decoder, 16, 16, torch.device("cpu"))
-        sequences = [make_sequence(i, num_tokens=20 + i, max_output_tokens=6) for i in range(2)]
-        for sequence in sequences:
-            scheduler.add(sequence)
-        while step := scheduler.schedule():
-            scheduler.commit(step, runner.sampled(runner.forward(step)))
-        return [sequence.token_ids[: sequence.num_known].tolist() for sequence in sequences]
+        run = EngineRun(decoder, num_blocks=16, max_step_tokens=12)
+        results = run.run([make_sequence(i, num_tokens=20 + i, max_output_tokens=6) for i in range(2)])
+        return [results[i].token_ids for i in range(2)]
 
     assert token_ids(load_decoder(tmp_path, cls=StreamsDecoder)) == token_ids(load_decoder(tmp_path))
-
-
-def test_logits_only_of_the_rows_that_need_them(tmp_path: Path) -> None:
-    decoder = load_decoder(write_random_model(tmp_path))
-    rows = Rows(decoder, 2)
-    logits = rows.forward({1: [1, 2, 3], 0: [4]})
-    assert [len(row) for row in logits.values()] == [3, 1]
 
 
 def test_no_name_or_branch_speaks_of_where_embedding_is_done() -> None:
@@ -181,8 +178,8 @@ def names(tree: ast.AST) -> set[str]:
 
 def test_kv_bytes_per_token_is_what_the_cache_takes(tmp_path: Path) -> None:
     decoder = load_decoder(write_random_model(tmp_path, num_layers=3))
-    cache = decoder.new_cache(5, 8, torch.device("cpu"))
-    assert decoder.kv_bytes_per_token * 5 * 8 == sum(part.nbytes for layer in cache for part in layer)
+    cache = decoder.new_cache([5], 8, torch.device("cpu"))
+    assert 3 * decoder.kv_bytes_per_token * 5 * 8 == sum(part.nbytes for layer in cache for part in layer)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])

@@ -22,9 +22,37 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures \['GPT2LMHeadModel'\] is not supported \(Qwen3For"),
         ({"architectures": ...}, r"architectures \[\] is not supported"),
         ({"clip_qkv": 8}, "clip_qkv is not understood"),
-        ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported \('silu'\)"),
-        ({"use_sliding_window": True}, "use_sliding_window True is not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types "sliding_attention" is not supported'),
+        ({"hidden_act": "gelu"}, r'hidden_act "gelu" is not supported \(silu, gelu_pytorch_tanh\)'),
+        ({"hidden_activation": "silu"}, "hidden_activation is not understood"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention, use_sliding_window is false"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, 'layer_types "chunked_attention" is not supported'),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 2"),
+        (
+            {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "sliding_window": None},
+            "sliding_window is missing",
+        ),
+        (
+            {"architecture": "LlamaForCausalLM", "sliding_window": 64},
+            "sliding_window 64 is not understood in this arch",
+        ),
+        (
+            {"architecture": "MistralForCausalLM", "sliding_window": 64, "layer_types": ["full_attention"] * 2},
+            "layer_types is not understood in this architecture, all are sliding_attention",
+        ),
+        ({"architecture": "Qwen2ForCausalLM", "attention_bias": True}, "attention_bias True is not understood"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not understood"),
+        (
+            {"architecture": "Gemma3ForCausalLM", "use_bidirectional_attention": True},
+            "use_bidirectional_attention True",
+        ),
+        (
+            {"architecture": "Gemma3ForCausalLM", "rope_parameters": {"rope_type": "default"}},
+            r"rope_parameters.rope_type is not supported \(full_attention, sliding_attention\)",
+        ),
+        (
+            {"architecture": "Gemma3ForCausalLM", "rope_parameters": {"sliding_attention": {"rope_type": "foo"}}},
+            'rope_parameters.sliding_attention.rope_type "foo" is not supported',
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .* is not supported"),
         ({"pretraining_tp": 2}, "pretraining_tp 2 is not supported"),
         ({"dtype": "float64"}, r'dtype "float64" is not supported \(float32, bfloat16, float16\)'),
@@ -34,9 +62,14 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
         ({"head_dim": 15}, "head_dim 15 is odd"),
         (
             {"rope_scaling": {"type": "foo"}},
-            r'rope_scaling.type "foo" is not supported \(default, linear, llama3, yarn\)',
+            r'rope_scaling.type "foo" is not supported \(default, linear, dynamic, llama3, yarn, longrope\)',
         ),
-        ({"rope_parameters": {"rope_type": "longrope"}}, 'rope_parameters.rope_type "longrope" is not supported'),
+        ({"rope_parameters": {"rope_type": "proportional"}}, 'rope_parameters.rope_type "proportional" is not supp'),
+        ({"rope_parameters": {"rope_type": "longrope"}}, 'short_factor is missing, rope "longrope" needs it'),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]}},
+            "rope_parameters.short_factor has 1 entries, head_dim 16 needs half",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, 'rope_scaling.factor is missing, rope "linear" needs it'),
         (
             {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}},

@@ -2,6 +2,7 @@
 """Each operation gives a row the same bits alone, among others, in any chunking and with one or two threads."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -52,8 +53,10 @@ def test_rms_norm(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 50, 1536, 3001])
-def test_silu_mul(size: int) -> None:
-    assert_rows_equal(ops.silu_mul, torch.randn(256, 2 * size) * 8)
+def test_activations(size: int) -> None:
+    x = torch.randn(256, 2 * size) * 8
+    for operation in (ops.silu_mul, ops.gelu_tanh_mul, partial(ops.soft_cap, cap=5.0)):
+        assert_rows_equal(operation, x)
 
 
 def test_rope() -> None:
@@ -65,25 +68,42 @@ def test_rope() -> None:
 HEADS = [(9, 3, 64), (4, 2, 16), (4, 4, 16), (8, 1, 128), (1, 1, 16)]
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_attention_in_chunks_and_company(heads: tuple[int, int, int]) -> None:
+# (window, cap). A query of a chunk may see nothing of the first tile that the chunk reads.
+PLAIN, *WINDOWS = [(None, None), (48, None), (1, 0.5), (256, None), (290, 5.0)]
+CASES = [*((heads, PLAIN) for heads in HEADS), *(((4, 2, 16), case) for case in WINDOWS)]
+
+
+@pytest.mark.parametrize(("heads", "case"), CASES)
+def test_attention_in_chunks_and_company(heads: tuple[int, int, int], case: tuple[int | None, float | None]) -> None:
+    window, cap = case
+    seen = partial(attend, window=window, cap=cap)
     context, *others = [Context(num_tokens, *heads) for num_tokens in (300, 40, 257, 700, 3, 256, 64, 1, 90)]
-    (expected,) = attend([(context, 0, 300)])
+    (expected,) = seen([(context, 0, 300)])
     assert not expected.isnan().any()
     for chunk in (31, 32, 33, 64, 129):
         for start in range(0, 300, chunk):
             end = min(start + chunk, 300)
-            assert torch.equal(attend([(context, start, end)])[0], expected[start:end]), (start, end)
+            assert torch.equal(seen([(context, start, end)])[0], expected[start:end]), (start, end)
     for token in (0, 15, 254, 255, 256, 299):
         for num_others in (0, 1, 4, 8):
             decode = [(other, len(other) - 1, len(other)) for other in others[:num_others]]
-            got = attend([*decode, (context, token, token + 1)])[-1]
+            got = seen([*decode, (context, token, token + 1)])[-1]
             assert torch.equal(got, expected[token : token + 1]), (token, num_others)
-    mixed = attend([(others[0], 0, 40), (context, 100, 140), (others[2], 699, 700), (others[1], 200, 240)])
+    mixed = seen([(others[0], 0, 40), (context, 100, 140), (others[2], 699, 700), (others[1], 200, 240)])
     assert torch.equal(mixed[1], expected[100:140])
 
 
+def test_a_tile_that_is_hidden_as_a_whole_changes_nothing() -> None:
+    """A chunk's first queries see the first tile, its last ones start two tiles later when they are alone."""
+    context = Context(600, 4, 2, 16)
+    (together,) = attend([(context, 200, 600)], window=20)
+    (alone,) = attend([(context, 560, 600)], window=20)
+    assert torch.equal(together[360:], alone)
+
+
 @pytest.mark.parametrize("block_tokens", [1, 7, 64, 512])
-def test_attention_does_not_depend_on_the_block_size(block_tokens: int) -> None:
-    context = Context(300, 4, 2, 16)
-    assert torch.equal(attend([(context, 0, 300)], block_tokens)[0], attend([(context, 0, 300)])[0])
+@pytest.mark.parametrize("window", [None, 48])
+def test_attention_does_not_depend_on_the_block_size(block_tokens: int, window: int | None) -> None:
+    context = Context(600, 4, 2, 16)
+    expected = attend([(context, 400, 600)], window=window)[0]
+    assert torch.equal(attend([(context, 400, 600)], block_tokens, window)[0], expected)

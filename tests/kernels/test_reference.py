@@ -44,6 +44,23 @@ def test_silu_mul() -> None:
     close(ops.silu_mul(torch.cat((gate, up), 1)), functional.silu(gate) * up)
 
 
+def test_rms_norm_multiplies_in_the_type_of_the_weight() -> None:
+    x, weight = torch.randn(5, 16).bfloat16(), torch.randn(16)
+    expected = functional.rms_norm(x.float(), (16,), weight, 1e-5).bfloat16()
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5), expected)
+
+
+def test_gelu_tanh_mul() -> None:
+    gate, up = torch.cat((torch.tensor([-200.0, 0.0, 200.0]), torch.randn(50)))[None], torch.full((1, 53), 2.0)
+    expected = functional.gelu(gate, approximate="tanh") * up
+    close(ops.gelu_tanh_mul(torch.cat((gate, up), 1)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_soft_cap() -> None:
+    x = torch.tensor([[-1e9, -30.0, -0.01, 0.0, 5.0, torch.inf, torch.nan]])
+    close(ops.soft_cap(x, 30.0), 30 * torch.tanh(x / 30), equal_nan=True)
+
+
 def test_rope_turns_pairs() -> None:
     angle = torch.tensor([[0.5, 0.25]])
     cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
@@ -52,12 +69,16 @@ def test_rope_turns_pairs() -> None:
     close(ops.rope(x, cos, sin).flatten(), torch.stack(expected))
 
 
-@pytest.mark.parametrize("spans", [[(0, 5)], [(4, 5), (0, 300)], [(255, 256), (256, 257), (3, 3 + 290)]])
-def test_attention(spans: list[tuple[int, int]]) -> None:
+SPANS = [[(0, 5)], [(4, 5), (0, 300)], [(255, 256), (256, 257), (3, 3 + 290)], [(600, 601), (500, 700), (0, 20)]]
+
+
+@pytest.mark.parametrize("window", [None, 1, 48, 256, 300])
+@pytest.mark.parametrize("spans", SPANS)
+def test_attention(spans: list[tuple[int, int]], window: int | None) -> None:
     contexts = [(Context(end, 6, 2, 16), start, end) for start, end in spans]
-    for got, (context, start, end) in zip(attend(contexts), contexts, strict=True):
+    for got, (context, start, end) in zip(attend(contexts, window=window), contexts, strict=True):
         q, k, v = (t.transpose(0, 1) for t in (context.q[start:], context.k, context.v))
-        mask = torch.ones(end, end, dtype=torch.bool).tril()[start:]
+        mask = torch.ones(end, end, dtype=torch.bool).tril().triu(-(window or end) + 1)[start:]
         expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=0.25, enable_gqa=True)
         close(got, expected.transpose(0, 1), rtol=1e-4, atol=1e-5)
 
@@ -65,3 +86,12 @@ def test_attention(spans: list[tuple[int, int]]) -> None:
 def test_attention_leaves_out_rows_without_queries() -> None:
     first, second = Context(8, 4, 2, 16), Context(9, 4, 2, 16)
     assert [len(out) for out in attend([(first, 8, 8), (second, 3, 9)])] == [0, 6]
+
+
+def test_attention_caps_scores_before_the_softmax() -> None:
+    context = Context(300, 4, 2, 16)
+    keys, values = (t.repeat_interleave(2, 1) for t in (context.k, context.v))
+    scores = torch.einsum("thd,shd->hts", context.q, keys) * 0.25
+    scores = (0.5 * torch.tanh(scores / 0.5)).masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+    expected = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+    close(attend([(context, 0, 300)], cap=0.5)[0], expected, rtol=1e-4, atol=1e-5)
