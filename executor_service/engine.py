@@ -17,14 +17,19 @@ from typing import Protocol
 from executor_service.runner import Launched
 from executor_service.scheduler import Scheduler
 from executor_service.sequence import RowKey, Sequence
-from executor_service.step import Outcome, RowOutput, Sampled, Step
+from executor_service.step import Limits, Outcome, RowOutput, Sampled, Step
 from protos.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
+    """forward and sample put work on the device's queue; sampled waits for it."""
+
     def forward(self, step: Step) -> Launched: ...
+    def sample(self, launched: Launched, limits: list[Limits | None]) -> None:
+        """limits: of each row that samples. The ids stay on the device: the next forward reads them there."""
+
     def sampled(self, launched: Launched) -> Sampled: ...
     def warm_up(self, max_step_tokens: int) -> None: ...
 
@@ -34,6 +39,16 @@ class Observer(Protocol):
 
     def step_done(self, step: Step, seconds: float) -> None: ...
     def publish(self, outputs: list[RowOutput], step: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on the device."""
+
+    step: Step
+    launched: Launched
+    started_s: float
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,7 @@ class Engine:
         self.error: Exception | None = None
         self._observer: Observer
         self._last_step_end_s = 0.0
-        self._in_flight: deque[tuple[Step, Launched, float]] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._inbox: list[Message] = []
         self._num_posted_rows = 0
         self._is_stopping = False
@@ -147,19 +162,27 @@ class Engine:
         step = self.scheduler.schedule()
         if step:
             started_s = monotonic()
-            self._in_flight.append((step, self.runner.forward(step), started_s))
+            self._in_flight.append(Flight(step, self.runner.forward(step), started_s))
+        elif not self._in_flight and self.scheduler.sequences:
+            raise AssertionError(f"{len(self.scheduler.sequences)} sequences are open and none can run")
+        self._sample()
         # With nothing to launch the queue drains; its ids may be what the next step waits for.
         if self._in_flight and (step is None or len(self._in_flight) == self.depth):
             self._commit()
-        elif step is None and self.scheduler.sequences:
-            raise AssertionError(f"{len(self.scheduler.sequences)} sequences are open and none can run")
+            self._sample()
+
+    def _sample(self) -> None:
+        """Of the oldest step: all ids before it are known here, which is what a grammar needs."""
+        if self._in_flight and not (flight := self._in_flight[0]).is_sampled:
+            self.runner.sample(flight.launched, self.scheduler.limits(flight.step))
+            flight.is_sampled = True
 
     def _commit(self) -> None:
-        done, launched, started_s = self._in_flight.popleft()
-        outputs = self.scheduler.commit(done, self.runner.sampled(launched))
+        flight = self._in_flight.popleft()
+        outputs = self.scheduler.commit(flight.step, self.runner.sampled(flight.launched))
         self._last_step_end_s = monotonic()
-        self._observer.step_done(done, self._last_step_end_s - started_s)
-        self._publish(outputs, done.number)
+        self._observer.step_done(flight.step, self._last_step_end_s - flight.started_s)
+        self._publish(outputs, flight.step.number)
 
     def _publish(self, outputs: list[RowOutput], step: int = 0) -> None:
         if outputs:

@@ -1,51 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sequences run next, and with how many tokens; what a finished step means for them.
 
-Knows blocks and budgets. Does not know tensors, text or the wire.
+Knows rows and steps. Does not know tensors, text or the wire.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+from dataclasses import dataclass
 from time import monotonic
 
-from executor_service.blocks import BlockPool
+from executor_service.outcomes import finish_of, late, new_scores, not_finite, nothing_allowed, take_start
+from executor_service.rows import Rows
 from executor_service.sequence import RowKey, Sequence
-from executor_service.step import CANCELLED, Finish, FinishReason, Outcome, RowOutput, RowStart, Sampled, Step, StepRow
-from protos.errors import DeadlineExceeded
+from executor_service.sequence_cache import SequenceCache
+from executor_service.step import CANCELLED, Failure, Limits, Outcome, RowOutput, Sampled, Scores, Step, StepRow
+from executor_service.step_plan import StepPlan
+from executor_service.step_rows import limits_of, step_row
 
-# Row key -> how many of its tokens the step computes, in the order of the step's rows.
-Plan = dict[RowKey, int]
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that is launched and not committed; sequences in the order of its rows."""
+
+    step: Step
+    sequences: list[Sequence]
 
 
 class Scheduler:
-    """Continuous batching, first come first served. Owned by one thread.
+    """Continuous batching, owned by one thread. Steps are committed in the order of their launch."""
 
-    A step takes decode rows first, then prompts in the order of arrival, max_step_tokens tokens at most. Where blocks
-    run out, the youngest running sequence gives up its own and is computed again later; a row that still got none is
-    the first in the next step, and nobody is let in meanwhile.
-    """
-
-    def __init__(self, pool: BlockPool, max_step_tokens: int, max_sequences: int) -> None:
-        self.pool = pool
+    def __init__(self, cache: SequenceCache, max_step_tokens: int, max_sequences: int) -> None:
+        self.cache = cache
         self.max_step_tokens = max_step_tokens
-        self.max_sequences = max_sequences
-        self.sequences: dict[RowKey, Sequence] = {}
-        self.waiting: OrderedDict[RowKey, Sequence] = OrderedDict()
-        self.running: dict[RowKey, Sequence] = {}
-        self.num_preemptions = 0
+        self.rows = Rows(cache, max_sequences)
+        self.sequences = self.rows.sequences
+        self.waiting = self.rows.waiting
+        self.running = self.rows.running
         self.num_steps = 0
-        self._in_flight: deque[tuple[Step, list[Sequence]]] = deque()
+        self.num_failed_rows = 0
+        self._in_flight: deque[Flight] = deque()
+        self._leaving: set[RowKey] = set()
 
     @property
     def has_work(self) -> bool:
         return bool(self.sequences or self._in_flight)
 
+    # ---- figures, over all cache groups
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.rows.num_preemptions
+
+    @property
+    def num_prefix_query_tokens(self) -> int:
+        return self.rows.num_prefix_query_tokens
+
+    @property
+    def num_prefix_hit_tokens(self) -> int:
+        return self.rows.num_prefix_hit_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(group.pool.num_blocks for group in self.cache.groups)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Cached ones that nobody holds are free."""
+        return sum(self.cache.num_free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - self.num_free_blocks
+
+    @property
+    def usage(self) -> float:
+        """Of the group that is fullest, 0 to 1."""
+        return max(group.pool.num_used / group.pool.num_blocks for group in self.cache.groups)
+
     # ---- requests come and go
 
     def add(self, sequence: Sequence) -> None:
-        self.sequences[sequence.key] = sequence
-        self.waiting[sequence.key] = sequence
+        self.rows.add(sequence)
 
     def end(self, key: RowKey, outcome: Outcome) -> list[RowOutput]:
         """Nothing where the row has ended already."""
@@ -58,109 +94,52 @@ class Scheduler:
             self.end(key, CANCELLED)
 
     def expire(self, now_s: float) -> list[RowOutput]:
-        late = [s for s in self.sequences.values() if s.deadline_s is not None and now_s >= s.deadline_s]
-        return [self._end(s, DeadlineExceeded(_describe_late(s, now_s))) for s in late]
+        expired = [s for s in self.sequences.values() if s.deadline_s is not None and now_s >= s.deadline_s]
+        return [self._end(sequence, late(sequence, now_s)) for sequence in expired]
 
     def fail_all(self, outcome: Outcome) -> list[RowOutput]:
         """Every open row ends so; steps in flight are given up."""
+        for flight in self._in_flight:
+            for sequence in flight.sequences:
+                sequence.num_steps_in_flight = 0
+                if sequence.is_ended:
+                    self.rows.settle(sequence)
         self._in_flight.clear()
-        for sequence in self.sequences.values():
-            sequence.num_steps_in_flight = 0
         return [self._end(sequence, outcome) for sequence in list(self.sequences.values())]
 
+    def give_up(self, key: RowKey) -> None:
+        """A running row gives its blocks up as soon as no step in flight writes to them, and waits for its turn."""
+        self._leaving.add(key)
+
     def _end(self, sequence: Sequence, outcome: Outcome) -> RowOutput:
-        self._remove(sequence)
+        self.rows.remove(sequence)
         return RowOutput(sequence.key, outcome=outcome)
-
-    def _remove(self, sequence: Sequence) -> None:
-        del self.sequences[sequence.key]
-        if self.running.pop(sequence.key, None) is None:
-            del self.waiting[sequence.key]
-        sequence.is_ended = True
-        self._release_if_idle(sequence)
-
-    def _release_if_idle(self, sequence: Sequence) -> None:
-        # A step in flight still writes to the blocks: they wait for its commit.
-        if sequence.num_steps_in_flight == 0:
-            self.pool.release(sequence.block_ids)
-            sequence.block_ids = []
 
     # ---- what runs next
 
     def schedule(self) -> Step | None:
         """None where nothing can run before a step in flight is committed."""
-        plan: Plan = {}
-        budget = self.max_step_tokens
-        for sequence in sorted(self.running.values(), key=_turn):
-            budget -= self._plan(sequence, budget, plan)
-        # While one that runs is short of blocks, no newcomer takes any.
-        while budget and not any(s.is_short for s in self.running.values()) and (admitted := self._admit()):
-            budget -= self._plan(admitted, budget, plan)
-        return self._launch(plan) if plan else None
+        self._let_go()
+        plan = StepPlan(self.rows, self.max_step_tokens, self._leaving)
+        plan.fill()
+        return self._launch(plan.num_tokens) if plan.num_tokens else None
 
-    def _admit(self) -> Sequence | None:
-        """The first that waits, where all its known tokens have room now."""
-        if not self.waiting or len(self.running) >= self.max_sequences:
-            return None
-        first = next(iter(self.waiting.values()))
-        if self.pool.blocks_for(first.num_tokens) > self.pool.num_free:
-            return None
-        del self.waiting[first.key]
-        self.running[first.key] = first
-        return first
+    def _let_go(self) -> None:
+        for key in list(self._leaving):
+            if key not in self.running:
+                self._leaving.remove(key)
+            elif self.sequences[key].num_steps_in_flight == 0:
+                self._leaving.remove(key)
+                self.rows.preempt(self.sequences[key])
 
-    def _plan(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Adds the sequence with as many tokens as the budget allows and blocks can be had for; returns how many."""
-        num_tokens = min(sequence.num_new_tokens, budget)
-        is_preempted = sequence.key not in self.running
-        if is_preempted or sequence.is_complete or num_tokens == 0:
-            return 0
-        sequence.is_short = not self._reserve(sequence, sequence.num_computed + num_tokens, plan)
-        if sequence.is_short:
-            return 0
-        plan[sequence.key] = num_tokens
-        return num_tokens
-
-    def _reserve(self, sequence: Sequence, num_tokens: int, plan: Plan) -> bool:
-        """Blocks for num_tokens tokens, if need be from younger sequences."""
-        missing = self.pool.blocks_for(num_tokens) - len(sequence.block_ids)
-        if missing <= 0:
-            return True
-        while (block_ids := self.pool.allocate(missing)) is None:
-            victim = self._youngest_after(sequence, plan)
-            if victim is None:
-                return False
-            self._preempt(victim)
-        sequence.block_ids.extend(block_ids)
-        return True
-
-    def _youngest_after(self, sequence: Sequence, plan: Plan) -> Sequence | None:
-        """The youngest, younger than the sequence, that neither this step nor one in flight writes for."""
-        for candidate in reversed(self.running.values()):
-            if candidate is sequence:
-                return None
-            if candidate.num_steps_in_flight == 0 and candidate.key not in plan:
-                return candidate
-        return None
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
-        self.pool.release(sequence.block_ids)
-        sequence.block_ids = []
-        sequence.num_computed = 0
-        sequence.is_short = False
-        del self.running[sequence.key]
-        self.waiting[sequence.key] = sequence
-        self.waiting.move_to_end(sequence.key, last=False)
-
-    def _launch(self, plan: Plan) -> Step:
+    def _launch(self, num_tokens: dict[RowKey, int]) -> Step:
         self.num_steps += 1
         now_s = monotonic()
-        sequences = [self.running[key] for key in plan]
+        sequences = [self.sequences[key] for key in num_tokens]
         rows = []
         num_samples = 0
         for sequence in sequences:
-            row = _step_row(sequence, plan[sequence.key])
+            row = step_row(sequence, num_tokens[sequence.key])
             rows.append(row)
             sequence.num_computed += row.num_tokens
             sequence.num_steps_in_flight += 1
@@ -168,82 +147,72 @@ class Scheduler:
                 sequence.first_step_s = now_s
             if row.sampling:
                 sequence.num_pending += 1
+                sequence.has_history = sequence.state_slot >= 0
                 sequence.sample_index = num_samples
                 num_samples += 1
         step = Step(self.num_steps, rows)
-        self._in_flight.append((step, sequences))
+        self._in_flight.append(Flight(step, sequences))
         return step
+
+    def limits(self, step: Step) -> list[Limits | None]:
+        """Of each row that samples; the step is the oldest in flight, so that every id before its own is known."""
+        flight = self._in_flight[0]
+        assert flight.step is step, "steps are sampled in the order of their launch"
+        rows = zip(step.rows, flight.sequences, strict=True)
+        return [None if sequence.is_ended else limits_of(sequence) for row, sequence in rows if row.sampling]
 
     # ---- what a step brought
 
     def commit(self, step: Step, sampled: Sampled) -> list[RowOutput]:
         """The oldest step in flight is done: its ids join their sequences."""
-        launched, sequences = self._in_flight.popleft()
-        assert launched is step, "steps are committed in the order of their launch"
-        samples = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        flight = self._in_flight.popleft()
+        assert flight.step is step, "steps are committed in the order of their launch"
+        samples = zip(sampled.token_ids, sampled.failures, sampled.scores, strict=True)
+        prompts = iter(sampled.prompt_scores)
         outputs = []
-        for row, sequence in zip(step.rows, sequences, strict=True):
+        for row, sequence in zip(step.rows, flight.sequences, strict=True):
             sequence.num_steps_in_flight -= 1
             sample = next(samples) if row.sampling else None
+            prompt = next(prompts) if row.prompt_targets is not None else None
             if sequence.is_ended:
-                self._release_if_idle(sequence)
-            elif sample:
-                outputs.append(self._accept(sequence, *sample))
+                self.rows.settle(sequence)
+            elif output := self._commit_row(row, sequence, sample, prompt):
+                outputs.append(output)
         return outputs
 
-    def _accept(self, sequence: Sequence, token_id: int, logprob: float) -> RowOutput:
+    def _commit_row(
+        self,
+        row: StepRow,
+        sequence: Sequence,
+        sample: tuple[int, Failure | None, Scores | None] | None,
+        prompt_scores: Scores | None,
+    ) -> RowOutput | None:
+        if sample and sample[1]:
+            return self._fail(sequence, sample[1])
+        self.cache.commit(sequence, row.context_len)
+        prompt = new_scores(sequence, row.first_position, prompt_scores) if prompt_scores else None
+        if not sample:
+            return RowOutput(sequence.key, prompt=prompt) if prompt else None
+        token_id, _, scores = sample
         sequence.num_pending -= 1
         sequence.append(token_id)
-        finish = _finish(sequence, token_id)
-        if finish:
-            self._remove(sequence)
+        outcome = finish_of(sequence, token_id)
+        if outcome:
+            self.rows.remove(sequence)
         return RowOutput(
             sequence.key,
             token_id,
-            position=sequence.num_known - sequence.num_prompt_tokens - 1,
-            logprob=None if sequence.sampling.logprobs is None else logprob,
-            start=_take_start(sequence),
-            outcome=finish,
+            position=sequence.num_known_output - 1,
+            scores=scores,
+            prompt=prompt,
+            start=take_start(sequence),
+            outcome=outcome,
         )
 
-
-def _turn(sequence: Sequence) -> tuple[bool, bool]:
-    """Who got no blocks in the last step, then decode rows, then prompts; each in the order of arrival."""
-    return not sequence.is_short, sequence.num_new_tokens > 1
-
-
-def _step_row(sequence: Sequence, num_tokens: int) -> StepRow:
-    first, end = sequence.num_computed, sequence.num_computed + num_tokens
-    return StepRow(
-        sequence.key,
-        first,
-        num_tokens,
-        token_ids=None if end > sequence.num_known else sequence.token_ids[first:end],
-        sample_index=sequence.sample_index,
-        block_ids=sequence.block_ids.copy(),
-        sampling=sequence.sampling if end == sequence.num_tokens else None,
-        output_position=sequence.num_output_tokens,
-    )
-
-
-def _finish(sequence: Sequence, token_id: int) -> Finish | None:
-    if token_id in sequence.stop_token_ids:
-        return Finish(FinishReason.STOP, token_id)
-    if sequence.num_known - sequence.num_prompt_tokens >= sequence.max_output_tokens:
-        return Finish(FinishReason.LENGTH)
-    return None
-
-
-def _take_start(sequence: Sequence) -> RowStart | None:
-    """Once, beside the first id."""
-    if sequence.is_started or sequence.first_step_s is None:
-        return None
-    sequence.is_started = True
-    return RowStart(sequence.arrival_s, sequence.first_step_s - sequence.arrival_s)
-
-
-def _describe_late(sequence: Sequence, now_s: float) -> str:
-    waited_s = now_s - sequence.arrival_s
-    return (
-        f"the deadline passed after {waited_s:.1f} s with {sequence.num_known - sequence.num_prompt_tokens} tokens out"
-    )
+    def _fail(self, sequence: Sequence, failure: Failure) -> RowOutput:
+        if failure is Failure.NOTHING_ALLOWED:
+            return self._end(sequence, nothing_allowed(sequence))
+        self.num_failed_rows += 1
+        # Whatever went wrong may be in its blocks already.
+        self.cache.forget(sequence)
+        return self._end(sequence, not_finite(sequence))

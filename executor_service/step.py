@@ -9,9 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from executor_service.sequence import RowKey, Sampling
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.sequence import RowKey, Sampling, UInt32Array
 from protos.batch import Int32Array
 from protos.errors import PackserveError
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All ids of a row before the one that is sampled: with what counts them the device begins."""
+
+    token_ids: Int32Array
+    num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +32,11 @@ class StepRow:
     """Computes num_tokens tokens of a sequence from first_position on.
 
     token_ids: int32 [num_tokens], or None where the one id is what the step before sampled at sample_index: it is read
-    on the device. sampling: None where the row ends inside the known tokens and yields no id.
+    on the device. block_ids: of each cache group, the blocks from the sequence's start on; blocks that its window has
+    left behind are any number. sampling: None where the row ends inside the known tokens and yields no id.
+    state_slot, history: where sampling.has_state; history comes with the first step that samples in that slot.
+    prompt_targets: int32 [<= num_tokens], the ids that follow the row's first tokens in the prompt, where the logprobs
+    of these are wanted, num_prompt_top alternatives with each.
     """
 
     key: RowKey
@@ -27,9 +44,13 @@ class StepRow:
     num_tokens: int
     token_ids: Int32Array | None
     sample_index: int
-    block_ids: list[int]
+    block_ids: tuple[list[int], ...]
     sampling: Sampling | None
     output_position: int
+    state_slot: int = -1
+    history: History | None = None
+    prompt_targets: Int32Array | None = None
+    num_prompt_top: int = 0
 
     @property
     def context_len(self) -> int:
@@ -47,11 +68,41 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a row may not choose now: it depends on the ids before, so it is made when they are known.
+
+    mask: uint32 [ceil(V / 32)], bit set where an id is allowed; None allows all. banned: ids left out beside that.
+    """
+
+    banned: tuple[int, ...] = ()
+    mask: UInt32Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Natural logarithms of k ids' probabilities, and the n most likely ids in the place of each, likeliest first."""
+
+    logprobs: Float32Array  # [k]
+    top_token_ids: Int32Array  # [k, n]
+    top_logprobs: Float32Array  # [k, n]
+
+
+class Failure(Enum):
+    """Why a row has no next id."""
+
+    NOT_FINITE = "not finite"
+    NOTHING_ALLOWED = "nothing allowed"
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """One entry for each row that samples, in the step's order. A logprob means nothing where the row did not ask."""
+    """token_ids, failures, scores: an entry for each row that samples, in the step's order; an id means nothing where
+    there is a failure, scores are None where the row did not ask. prompt_scores: for each row with prompt_targets."""
 
     token_ids: list[int]
-    logprobs: list[float]
+    failures: list[Failure | None]
+    scores: list[Scores | None]
+    prompt_scores: list[Scores]
 
 
 class FinishReason(Enum):
@@ -79,15 +130,25 @@ class RowStart:
 
     arrival_s: float
     queued_s: float
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of the prompt's ids from first_position on."""
+
+    first_position: int
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """News of one row: an id, its outcome, or both. position: of the id among the row's output."""
+    """News of one row: an id, scores of its prompt, its outcome. position: of the id among the row's output."""
 
     key: RowKey
     token_id: int | None = None
     position: int = 0
-    logprob: float | None = None
+    scores: Scores | None = None
+    prompt: PromptScores | None = None
     start: RowStart | None = None
     outcome: Outcome | None = None

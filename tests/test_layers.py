@@ -20,7 +20,20 @@ FORBIDDEN = {
     "kernels": {"tokenizer_service", "executor_service", "grpc"} | TEXT | ORACLES,
 }
 # Plain values: an engine process or tensor-parallel ranks can come without a rewrite.
-PLAIN_MODULES = ("blocks", "scheduler", "sequence", "step")
+PLAIN_MODULES = (
+    "blocks",
+    "group_blocks",
+    "outcomes",
+    "prefix_index",
+    "rows",
+    "scheduler",
+    "sequence",
+    "sequence_cache",
+    "step",
+    "step_plan",
+    "step_rows",
+    "turn_order",
+)
 
 SOURCES = {name: path for package in PACKAGES for name, path in modules(package)}
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import threading
 import time
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from executor_service.blocks import BlockPool
 from executor_service.engine import EndRow, EndStream, Engine
 from executor_service.scheduler import Scheduler
 from executor_service.sequence import RowKey, Sequence
-from executor_service.step import CANCELLED, Finish, RowOutput, Sampled, Step
+from executor_service.step import CANCELLED, Cancelled, Finish, RowOutput, Sampled, Step
 from protos.errors import Unavailable
-from tests.fixtures.sequences import CountingLaunch, CountingRunner, make_sequence
+from tests.fixtures.sequences import CountingLaunch, CountingRunner, make_cache, make_sequence
 
 
 class DelayedRunner(CountingRunner):
@@ -25,11 +26,11 @@ class DelayedRunner(CountingRunner):
 
     def forward(self, step: Step) -> CountingLaunch:
         launch = super().forward(step)
-        launch.ready_s = time.monotonic() + self.delay_s  # type: ignore[attr-defined]
+        launch.ready_s = time.monotonic() + self.delay_s
         return launch
 
     def sampled(self, launched: CountingLaunch) -> Sampled:
-        time.sleep(max(0.0, launched.ready_s - time.monotonic()))  # type: ignore[attr-defined]
+        time.sleep(max(0.0, launched.ready_s - time.monotonic()))
         return super().sampled(launched)
 
 
@@ -59,16 +60,37 @@ class Recorder:
             assert self.changed.wait_for(lambda: len(self.outcomes) == number, timeout=20)
 
 
-def make_engine(runner: Any, depth: int, num_blocks: int = 64) -> Engine:
-    return Engine(Scheduler(BlockPool(num_blocks, 4), max_step_tokens=16, max_sequences=8), runner, depth)
+def make_engine(
+    runner: Any, depth: int, num_blocks: int = 64, block_tokens: int = 4, max_step_tokens: int = 16
+) -> Engine:
+    return Engine(Scheduler(make_cache(num_blocks, block_tokens), max_step_tokens, max_sequences=8), runner, depth)
+
+
+def wait_until_idle(engine: Engine) -> None:
+    deadline_s = time.monotonic() + 5
+    while engine.scheduler.has_work and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    scheduler = engine.scheduler
+    assert (scheduler.num_used_blocks, engine.num_queued, len(scheduler.running)) == (0, 0, 0)
+    scheduler.cache.check([])
 
 
 def rows() -> list[Sequence]:
-    stops = [frozenset[int](), frozenset({12}), frozenset({9})]
-    return [make_sequence(i, 4 + 5 * i, max_output_tokens=10, stop_token_ids=stops[i % 3]) for i in range(7)]
+    """None has a prefix of another."""
+    return [row(i, 100 * i, 4 + 5 * i, stop_after=[99, 18, 12][i % 3]) for i in range(7)]
 
 
-@pytest.mark.parametrize("num_blocks", [64, 16])
+def row(request_id: int, first: int, num_tokens: int, stop_after: int) -> Sequence:
+    last = first + num_tokens - 1
+    return make_sequence(
+        request_id,
+        token_ids=np.arange(first, last + 1, dtype=np.int32),
+        max_output_tokens=20,
+        stop_token_ids=frozenset({last + stop_after}),
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [64, 14])
 def test_depth_two_on_a_delayed_device_gives_the_ids_of_depth_one(num_blocks: int) -> None:
     results = []
     for depth in (1, 2):
@@ -77,11 +99,11 @@ def test_depth_two_on_a_delayed_device_gives_the_ids_of_depth_one(num_blocks: in
         engine.start(recorder)
         engine.post(list(rows()))
         recorder.wait_for_outcomes(7)
+        wait_until_idle(engine)
         engine.stop(5)
         results.append((recorder.token_ids, recorder.outcomes))
         assert runner.max_in_flight == depth
-        assert engine.scheduler.pool.num_used == 0
-        assert (engine.scheduler.num_preemptions > 0) is (num_blocks == 16)
+        assert (engine.scheduler.num_preemptions > 0) is (num_blocks == 14)
     assert results[0] == results[1]
 
 
@@ -95,11 +117,46 @@ def test_cancelled_at_every_stage_leaves_nothing(depth: int) -> None:
         time.sleep(0.0005 * (i % 7))
         engine.post([EndRow(RowKey(1, i), CANCELLED)])
     recorder.wait_for_outcomes(60)
-    deadline_s = time.monotonic() + 5
-    while engine.scheduler.has_work and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert (engine.scheduler.pool.num_used, engine.num_queued, len(engine.scheduler.running)) == (0, 0, 0)
+    wait_until_idle(engine)
     engine.stop(5)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_small_pool_serves_many_with_cancels(depth: int) -> None:
+    """8 blocks of 16 tokens, chunks of 32, 64 rows, some of them cancelled: nothing is lost or comes twice."""
+    random = Random(depth)
+    runner, recorder = DelayedRunner(), Recorder()
+    runner.delay_s = 0.0002
+    engine = make_engine(runner, depth, num_blocks=8, block_tokens=16, max_step_tokens=32)
+    sequences = [mixed_row(random, i) for i in range(64)]
+    engine.start(recorder)
+    for sequence in sequences:
+        engine.post([sequence])
+        if random.random() < 0.3:
+            time.sleep(random.random() * 0.004)
+            engine.post([EndRow(RowKey(1, random.randrange(64)), CANCELLED)])
+    recorder.wait_for_outcomes(64)
+    wait_until_idle(engine)
+    engine.stop(5)
+    assert engine.scheduler.num_preemptions > 0
+    for sequence in sequences:
+        first = int(sequence.token_ids[sequence.num_prompt_tokens - 1]) + 1
+        token_ids = recorder.token_ids.get(sequence.key, [])
+        assert token_ids == list(range(first, first + len(token_ids)))
+        if not isinstance(recorder.outcomes[sequence.key], Cancelled):
+            assert len(token_ids) == sequence.max_output_tokens
+
+
+def mixed_row(random: Random, request_id: int) -> Sequence:
+    """Short and long, half of them with a prefix in common; 128 tokens at most."""
+    first = random.choice([0, 100, 200, request_id])
+    num_tokens = random.choice([3, 17, 40, 64])
+    return make_sequence(
+        request_id,
+        token_ids=np.arange(first, first + num_tokens, dtype=np.int32),
+        max_output_tokens=random.choice([1, 8, 40, 64]),
+        priority=random.choice([0, 0, 0, 1]),
+    )
 
 
 def test_stream_end_is_silent_and_leaves_others() -> None:
