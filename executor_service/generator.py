@@ -1,50 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counter-based random generator: a draw depends on its key and counter only, never on what was drawn before.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), on any device.
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). A row needs one
+draw a step, so the host makes it, the same for every device.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_MASK = 0xFFFFFFFF
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MASK = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
 _ROUNDS = 10
 
 
-def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Four int64 tensors of 32-bit words, from a counter of four and a key of two, broadcast against each other."""
+def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
+    """Four arrays of 32-bit words in uint64, from a counter of four and a key of two of them, of one shape."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _MASK
+        c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _MASK
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 
 
-def _multiply(words: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low word of a 32 x 32 bit product; int64 wraps, which leaves all 64 bits right."""
-    product = words * multiplier
-    return (product >> 32) & _MASK, product & _MASK
+def uniform(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """[R]: multiples of 2**-53 in [0, 1), one for each (seed, choice, output position).
 
-
-def exponential(
-    seeds: torch.Tensor, choice_indices: torch.Tensor, positions: torch.Tensor, num_draws: int
-) -> torch.Tensor:
-    """float32 [R, num_draws]: draw j of a row follows Exp(1) and is keyed by (seed, choice, output position, j).
-
-    seeds: int64 [R], of which all 64 bits count. Inverse transform -log(1 - u); small values, which decide a race, keep
-    their full precision.
+    All 64 bits of a seed count; choices and positions are below 2**32.
     """
-    device = seeds.device
-    blocks = torch.arange(-(-num_draws // 4), device=device)[None]  # [1, ceil(draws / 4)]
-    zero = torch.zeros_like(blocks)
-    counter = (blocks, positions[:, None] + zero, choice_indices[:, None] + zero, zero)
-    words = torch.stack(philox(counter, (seeds[:, None] & _MASK, (seeds[:, None] >> 32) & _MASK)), dim=-1)
-    draws = words.flatten(1)[:, :num_draws].contiguous()  # [R, num_draws]
-    uniform = (draws.double() + 0.5) * 2.0**-32
-    return -torch.log1p(-uniform).float()
+    seed, choice, position = (np.array(values, np.uint64) for values in (seeds, choice_indices, positions))
+    zero = np.zeros_like(seed)
+    high, low, _, _ = philox((zero, position, choice, zero), (seed & _MASK, seed >> _32))
+    return ((high << np.uint64(21)) | (low >> np.uint64(11))).astype(np.float64) * 2.0**-53

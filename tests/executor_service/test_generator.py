@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator is Philox4x32-10, and a draw is keyed by its four numbers alone."""
+"""The generator is Philox4x32-10, and a draw is keyed by its three numbers alone."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
-from executor_service.generator import exponential, philox
+from executor_service.generator import philox, uniform
 
 
 def words(counter: tuple[int, ...], key: tuple[int, int]) -> list[int]:
-    tensors = [torch.tensor([value]) for value in (*counter, *key)]
-    result = philox((tensors[0], tensors[1], tensors[2], tensors[3]), (tensors[4], tensors[5]))
-    return [int(word) for word in result]
+    c0, c1, c2, c3, k0, k1 = (np.array([value], np.uint64) for value in (*counter, *key))
+    return [int(word[0]) for word in philox((c0, c1, c2, c3), (k0, k1))]
+
+
+def draw(seed: int = 1, choice: int = 0, position: int = 0) -> float:
+    return float(uniform([seed], [choice], [position])[0])
 
 
 def test_known_answers() -> None:
@@ -23,24 +26,22 @@ def test_known_answers() -> None:
     assert words(counter, key) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-def draws(seed: int = 1, choice: int = 0, position: int = 0, num_draws: int = 1000) -> torch.Tensor:
-    return exponential(torch.tensor([seed]), torch.tensor([choice]), torch.tensor([position]), num_draws)[0]
+def test_a_draw_is_the_upper_53_bits_of_two_words() -> None:
+    assert draw(seed=0) == ((0x6627E8D5E169C58D >> 11) * 2.0**-53)
 
 
 def test_each_part_of_the_key_counts() -> None:
-    base = draws()
-    others = [draws(seed=2), draws(seed=1 + 2**32), draws(seed=1 - 2**63), draws(choice=1), draws(position=1)]
-    assert all(not torch.equal(base, other) for other in others)
+    others = [draw(seed=2), draw(seed=1 + 2**32), draw(seed=2**64 - 1), draw(choice=1), draw(position=1)]
+    assert len({draw(), *others}) == 6
 
 
 def test_a_draw_depends_on_its_key_only() -> None:
-    seeds, zeros = torch.tensor([9, 1, 7]), torch.zeros(3, dtype=torch.int64)
-    assert torch.equal(exponential(seeds, zeros, zeros, 1000)[1], draws())
-    assert torch.equal(draws(num_draws=77), draws()[:77])
+    assert uniform([9, 1, 7], [0, 0, 0], [5, 0, 5])[1] == draw()
 
 
-def test_draws_follow_the_exponential_law() -> None:
-    sample = draws(num_draws=200_000)
-    assert abs(sample.mean().item() - 1) < 0.01
-    assert abs(sample.std().item() - 1) < 0.02
-    assert sample.min() > 0
+def test_draws_are_uniform_over_positions_and_over_seeds() -> None:
+    count, zeros = 100_000, [0] * 100_000
+    for draws in (uniform([7] * count, zeros, range(count)), uniform(range(count), zeros, zeros)):
+        in_bins = np.bincount((draws * 20).astype(int), minlength=20)
+        assert 0 <= draws.min() < draws.max() < 1
+        assert ((in_bins - 5000) ** 2 / 5000).sum() < 50.8  # chi-square, 19 degrees of freedom, p = 1e-4
