@@ -8,27 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from protos.batch import Int32Array, check_token_range
-from protos.errors import InvalidRequest, NotSupported, PromptTooLong
-from protos.packserve.v1 import executor_pb2, sampling_pb2, tokenizer_pb2
-from protos.sampling import UNSUPPORTED as UNSUPPORTED_SAMPLING
-from protos.sampling import check_sampling
+from protos.errors import InvalidRequest, LimitReached, NotSupported, PromptTooLong
+from protos.packserve.v1 import executor_pb2, tokenizer_pb2
+from protos.sampling import MAX_BAD_BYTES, MAX_ENTRIES, check_sampling
 from protos.supported import refuse_unsupported
 from tokenizer_service.stops import check_stops
 
-UNSUPPORTED = UNSUPPORTED_SAMPLING | frozenset(
+UNSUPPORTED = frozenset(
     f"packserve.v1.GenerateRequest.{name}"
-    for name in (
-        "bad_words",
-        "echo",
-        "priority",
-        "stream_interval_ms",
-        "stream_interval_tokens",
-        "tenant",
-        "truncate_prompt_tokens",
-    )
+    for name in ("echo", "stream_interval_ms", "stream_interval_tokens", "tenant", "truncate_prompt_tokens")
 )
 OUTPUT_KINDS = (tokenizer_pb2.OUTPUT_KIND_UNSPECIFIED, tokenizer_pb2.OUTPUT_KIND_BOTH)
 
@@ -37,6 +26,8 @@ MAX_CHOICES = 128
 MAX_ROWS = 1024
 # Of cache_salt and request_id, which travel with every row.
 MAX_LABEL_LENGTH = 256
+# Of the sampling parameters of all rows of a call: each row takes its own along.
+MAX_CALL_BYTES = 32 * 2**20
 
 
 def num_choices(request: tokenizer_pb2.GenerateRequest) -> int:
@@ -56,6 +47,8 @@ def check_request(request: tokenizer_pb2.GenerateRequest, model_name: str) -> No
     _check_rows(request)
     check_stops(request.stop)
     check_sampling(request.sampling)
+    _check_bad_words(request)
+    _check_size(request)
 
 
 def _check_rows(request: tokenizer_pb2.GenerateRequest) -> None:
@@ -74,14 +67,29 @@ def _check_rows(request: tokenizer_pb2.GenerateRequest) -> None:
             raise InvalidRequest(f"prompts[{i}].add_special_tokens is set beside {kind}, it is for text")
 
 
-def check_prompts(
-    prompts: Sequence[Int32Array],
-    sampling: sampling_pb2.SamplingParameters,
-    model: executor_pb2.ExecutorModel,
-) -> None:
+def _check_bad_words(request: tokenizer_pb2.GenerateRequest) -> None:
+    """They are bad_bytes of every row, beside those that are given as bytes."""
+    num_words, most = len(request.bad_words), MAX_ENTRIES["bad_bytes"]
+    if num_words + len(request.sampling.bad_bytes) > most:
+        raise InvalidRequest(
+            f"bad_words has {num_words} entries, sampling.bad_bytes {len(request.sampling.bad_bytes)},"
+            f" together must be at most {most}"
+        )
+    for i, word in enumerate(request.bad_words):
+        if not 1 <= (num_bytes := len(word.encode())) <= MAX_BAD_BYTES:
+            raise InvalidRequest(f"bad_words[{i}] has {num_bytes} bytes, must have 1 to {MAX_BAD_BYTES}")
+
+
+def _check_size(request: tokenizer_pb2.GenerateRequest) -> None:
+    num_rows, num_bytes = len(request.prompts) * num_choices(request), request.sampling.ByteSize()
+    if num_rows * num_bytes > MAX_CALL_BYTES:
+        raise LimitReached(
+            f"sampling has {num_bytes} bytes, {num_rows} rows of it exceed {MAX_CALL_BYTES} for one call"
+        )
+
+
+def check_prompts(prompts: Sequence[Int32Array], model: executor_pb2.ExecutorModel) -> None:
     """Every prompt leaves room for at least one id, and every id is in the model's vocabulary."""
-    stop_token_ids = np.array(sampling.stop_token_ids, np.int32)
-    check_token_range(stop_token_ids, model.vocabulary_size, "sampling.stop_token_ids")
     for i, token_ids in enumerate(prompts):
         if not len(token_ids):
             raise InvalidRequest(f"prompts[{i}] has 0 tokens, must have at least 1")

@@ -14,8 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 from protos.batch import Int32Array
-from protos.errors import PackserveError, Unavailable
+from protos.errors import LimitReached, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, sampling_pb2, tokenizer_pb2
+from protos.sampling import check_token_ids
+from protos.server import MAX_MESSAGE_BYTES
 from protos.vocabulary import Vocabulary
 from tokenizer_service.admission import check_prompts, check_request, num_choices
 from tokenizer_service.choice import ChoiceStream
@@ -30,6 +32,8 @@ Request = tokenizer_pb2.GenerateRequest
 # A message is full with the choice that passes this. A choice's share is bounded (rows.MAX_TAKE_TOKENS), so that both
 # together fit a message.
 FULL_MESSAGE_BYTES = 2**20
+# What parts of a choice repeat: its indices, tags and lengths; at most.
+PART_OVERHEAD_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class Generator:
         """A message, seldom more, for whatever came since the last one, of however many choices."""
         with CallRecord(self.metrics, timeout_s) as record:
             check_request(request, self.model_name)
+            check_token_ids(request.sampling, self._model().vocabulary_size)
             prompts = await self.prompts.encode(request.prompts)
-            check_prompts(prompts, request.sampling, self._model())
+            check_prompts(prompts, self._model())
             open_choices: Choices = {}
             arrivals = Arrivals()
             try:
@@ -79,7 +84,7 @@ class Generator:
         """A prompt's choices go to one executor, which computes the prompt once."""
         for prompt_index, prompt in enumerate(prompts):
             link = self.pool.pick()
-            sampling = _with_seed(request.sampling)
+            sampling = _row_sampling(request)
             record.on_prompt(len(prompt))
             for choice_index in range(num_choices(request)):
                 row = link.submit(
@@ -88,22 +93,27 @@ class Generator:
                 open_choices[row] = ChoiceStream(prompt_index, choice_index, prompt, request, self.vocabulary)
 
 
-def _with_seed(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
-    """Drawn for each prompt where the caller gave none, so that another executor could go on with it."""
-    seeded = sampling_pb2.SamplingParameters()
-    seeded.CopyFrom(sampling)
-    if not seeded.HasField("seed"):
-        seeded.seed = secrets.randbits(64)
-    return seeded
+def _row_sampling(request: Request) -> sampling_pb2.SamplingParameters:
+    """Of one prompt's rows. A seed is drawn where the caller gave none, so that another executor could go on."""
+    sampling = sampling_pb2.SamplingParameters()
+    sampling.CopyFrom(request.sampling)
+    sampling.bad_bytes.extend(word.encode() for word in request.bad_words)
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(64)
+    return sampling
 
 
 def _wire_row(request: Request, sampling: sampling_pb2.SamplingParameters, choice_index: int) -> executor_pb2.Row:
-    return executor_pb2.Row(
+    row = executor_pb2.Row(
         sampling=sampling,
         choice_index=choice_index,
+        priority=request.priority,
         cache_salt=request.cache_salt,
         caller_request_id=request.request_id,
     )
+    if choice_index > 0:  # told once; the others are free to take the prompt's blocks as they are
+        row.sampling.ClearField("prompt_logprobs")
+    return row
 
 
 def _advance(
@@ -146,11 +156,15 @@ def _messages(choices: Iterable[tokenizer_pb2.Choice]) -> Iterator[tokenizer_pb2
 
 
 async def collect(responses: AsyncIterator[tokenizer_pb2.GenerateStreamResponse]) -> tokenizer_pb2.GenerateResponse:
-    """The sum of a stream: what the unary call answers."""
+    """The sum of a stream: what the unary call answers. Raises LimitReached as soon as no message takes it."""
     choices: dict[tuple[int, int], tokenizer_pb2.Choice] = {}
     texts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    num_bytes = 0
     async for response in responses:
         for part in response.choices:
+            num_bytes += max(0, part.ByteSize() - PART_OVERHEAD_BYTES)
+            if num_bytes > MAX_MESSAGE_BYTES:
+                raise LimitReached(f"the response has over {num_bytes} bytes, a message takes {MAX_MESSAGE_BYTES}")
             key = (part.prompt_index, part.choice_index)
             texts[key].append(part.text)
             choices.setdefault(key, tokenizer_pb2.Choice()).MergeFrom(part)

@@ -18,6 +18,8 @@ ROW_OVERHEAD_BYTES = 32
 CANCELLATION_BYTES = 10
 # Tags and lengths of the message itself.
 MESSAGE_OVERHEAD_BYTES = 1024
+# Of a row beside its ids: some of them always fit beside it.
+MAX_ROW_BYTES = MAX_MESSAGE_BYTES // 2
 
 PackedRow = tuple[int, Int32Array, executor_pb2.Row]
 
@@ -45,14 +47,19 @@ class _Message:
 def pack_requests(
     rows: Iterable[PackedRow], cancelled: list[int], max_bytes: int = MAX_MESSAGE_BYTES
 ) -> Iterator[executor_pb2.ExecuteRequest]:
-    """A row's own fields are small; only its ids are split."""
-    message = _Message(cancelled)
-    message.num_bytes += CANCELLATION_BYTES * len(cancelled)
+    """No message is larger than max_bytes. A row's own fields, at most half of that, stay together; ids are split."""
+    message = _Message()
+    for first in range(0, len(cancelled), MAX_ROWS_PER_MESSAGE):
+        if message.cancelled:
+            yield message.to_wire()
+        message = _Message(cancelled[first : first + MAX_ROWS_PER_MESSAGE])
+    message.num_bytes += CANCELLATION_BYTES * len(message.cancelled)
     for request_id, token_ids, row in rows:
         if len(message.rows) == MAX_ROWS_PER_MESSAGE:
             yield message.to_wire()
             message = _Message()
         while len(token_ids) > (room := _room(message, row, max_bytes)):
+            assert room > 0 or message.rows or message.cancelled, "a row's own fields fill a message"
             if room > 0:
                 message.add(request_id, token_ids[:room], CONTINUES)
                 token_ids = token_ids[room:]

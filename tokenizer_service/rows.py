@@ -11,19 +11,18 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from protos.batch import Int32Array
 from protos.errors import LimitReached, PackserveError
-from protos.packserve.v1 import executor_pb2
+from protos.packserve.v1 import executor_pb2, sampling_pb2
+from tokenizer_service.logprobs import Logprobs, LogprobsBuffer
 
-Float32Array = npt.NDArray[np.float32]
 Outcome: TypeAlias = "executor_pb2.Finished | PackserveError"
 
-# Of one take, so that what a stalled call finds still fits a message.
+# Of one take, so that what a stalled call finds still fits a message: ids, and those that logprobs tell beside each.
 MAX_TAKE_TOKENS = 4096
 
 
@@ -39,10 +38,11 @@ class RowRequest:
 
 @dataclass(slots=True)
 class RowUpdate:
-    """Nothing follows an outcome."""
+    """Nothing follows an outcome. Logprobs of the prompt's ids come in order, from the second on, before any output."""
 
     token_ids: Int32Array
-    logprobs: Float32Array | None
+    logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None
     start: executor_pb2.RowStart | None
     outcome: Outcome | None
 
@@ -71,7 +71,9 @@ class Arrivals:
 
 
 class RowStream:
-    """Ids arrive in order, without gap or repetition, then exactly one outcome."""
+    """The prompt's logprobs where they were asked for, then ids, both in order, without gap or repetition, then exactly
+    one outcome.
+    """
 
     __slots__ = (
         "_arrivals",
@@ -80,7 +82,10 @@ class RowStream:
         "_logprobs",
         "_max_tokens",
         "_next_position",
+        "_next_prompt_position",
+        "_num_prompt_tokens",
         "_outcome",
+        "_prompt_logprobs",
         "_start",
         "_token_ids",
         "request",
@@ -107,7 +112,12 @@ class RowStream:
         self._max_tokens = min(asked, max_context_tokens)
         self._next_position = request.row.num_output_known
         self._token_ids = array("i")
-        self._logprobs = array("f")
+        self._logprobs = LogprobsBuffer(_asked(sampling, "logprobs"))
+        self._num_prompt_tokens = len(request.token_ids) - request.row.num_output_known
+        # Whoever knows output of the row was told them before.
+        wants_prompt = not request.row.num_output_known
+        self._prompt_logprobs = LogprobsBuffer(_asked(sampling, "prompt_logprobs") if wants_prompt else None)
+        self._next_prompt_position = 1
         self._start: executor_pb2.RowStart | None = None
         self._outcome: Outcome | None = None
 
@@ -117,21 +127,38 @@ class RowStream:
 
     def take(self) -> RowUpdate:
         """What came since the last take. Where that is more than MAX_TAKE_TOKENS, the row is listed again."""
-        token_ids, self._token_ids = self._token_ids[:MAX_TAKE_TOKENS], self._token_ids[MAX_TAKE_TOKENS:]
-        logprobs, self._logprobs = self._logprobs[:MAX_TAKE_TOKENS], self._logprobs[MAX_TAKE_TOKENS:]
+        prompt_logprobs = self._prompt_logprobs.take(MAX_TAKE_TOKENS // self._prompt_logprobs.num_numbers)
+        most = 0 if prompt_logprobs is not None else MAX_TAKE_TOKENS // self._logprobs.num_numbers
+        token_ids, self._token_ids = self._token_ids[:most], self._token_ids[most:]
+        logprobs = self._logprobs.take(most) if most else None
+        has_more = bool(self._prompt_logprobs or self._token_ids)
         update = RowUpdate(
             np.array(token_ids, np.int32),
-            np.array(logprobs, np.float32) if logprobs else None,
+            logprobs,
+            prompt_logprobs,
             self._start,
-            None if self._token_ids else self._outcome,
+            None if has_more else self._outcome,
         )
         self._start, self._is_listed = None, False
-        if self._token_ids:
+        if has_more:
             self._arrive()
         return update
 
-    def feed(self, token_ids: Int32Array, first_position: int, logprobs: Float32Array | None) -> None:
-        """By the reader; copies. Raises PackserveError where ids are missing, come again, are none or too many."""
+    def feed_prompt(self, logprobs: Logprobs, first_position: int) -> None:
+        """By the reader; copies. Raises PackserveError as feed() does."""
+        if first_position != self._next_prompt_position:
+            raise PackserveError(f"prompt position is {first_position}, expected {self._next_prompt_position}")
+        end = first_position + len(logprobs)
+        if end > self._num_prompt_tokens:
+            raise LimitReached(f"the executor scored {end} prompt tokens, the prompt has {self._num_prompt_tokens}")
+        self._prompt_logprobs.feed(logprobs)
+        self._next_prompt_position = end
+        self._arrive()
+
+    def feed(self, token_ids: Int32Array, first_position: int, logprobs: Logprobs | None) -> None:
+        """By the reader; copies. Raises PackserveError where ids are missing, come again, are none or too many, and
+        where they come without the logprobs that were asked for.
+        """
         if first_position != self._next_position:
             raise PackserveError(f"output position is {first_position}, expected {self._next_position}")
         if len(token_ids) and token_ids.min() < 0:
@@ -139,13 +166,21 @@ class RowStream:
         num_tokens = first_position + len(token_ids)
         if num_tokens > self._max_tokens:
             raise LimitReached(f"the executor sent {num_tokens} output tokens, the row takes {self._max_tokens}")
-        if logprobs is not None and len(logprobs) != len(token_ids):
-            raise PackserveError(f"the executor sent {len(logprobs)} logprobs for {len(token_ids)} tokens")
+        self._feed_logprobs(len(token_ids), logprobs)
         self._next_position = num_tokens
         self._token_ids.frombytes(token_ids.tobytes())
-        if logprobs is not None:
-            self._logprobs.frombytes(logprobs.tobytes())
         self._arrive()
+
+    def _feed_logprobs(self, num_tokens: int, logprobs: Logprobs | None) -> None:
+        if self._prompt_logprobs.is_wanted and self._next_prompt_position < self._num_prompt_tokens:
+            raise PackserveError(
+                f"output came after {self._next_prompt_position} of {self._num_prompt_tokens} prompt tokens were scored"
+            )
+        num_logprobs = 0 if logprobs is None else len(logprobs)
+        if num_logprobs != (num_tokens if self._logprobs.is_wanted else 0):
+            raise PackserveError(f"the executor sent {num_logprobs} logprobs for {num_tokens} tokens")
+        if logprobs is not None:
+            self._logprobs.feed(logprobs)
 
     def begin(self, start: executor_pb2.RowStart) -> None:
         """By the reader."""
@@ -160,3 +195,7 @@ class RowStream:
         if not self._is_listed:
             self._is_listed = True
             self._arrivals.add(self)
+
+
+def _asked(sampling: sampling_pb2.SamplingParameters, field: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    return getattr(sampling, field) if sampling.HasField(field) else None

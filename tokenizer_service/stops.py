@@ -40,8 +40,8 @@ class StopMatcher:
         self._lengths = [0] * len(stops)
         self._held = ""
 
-    def push(self, text: str) -> str:
-        """What may be shown now; nothing once a stop has matched."""
+    def push(self, text: str, may_match: bool = True) -> str:
+        """What may be shown now; nothing once a stop has matched. may_match: whether this text can complete one."""
         if self.matched is not None:
             return ""
         if not self._held and self._first_chars.isdisjoint(text):
@@ -52,8 +52,10 @@ class StopMatcher:
         for end, char in enumerate(text, num_before + 1):
             self._lengths = [_advance(stop, n, char) for stop, n in zip(self._stops, self._lengths, strict=True)]
             complete = [stop for stop, n in zip(self._stops, self._lengths, strict=True) if n == len(stop)]
-            if complete:
+            if complete and may_match:
                 return self._end(max(complete, key=len), end)
+            if complete:
+                self._lengths = [_uncompleted(stop, n) for stop, n in zip(self._stops, self._lengths, strict=True)]
         return self._show(len(self._held) - max(self._lengths))
 
     def finish(self) -> str:
@@ -76,6 +78,11 @@ def _advance(stop: str, length: int, char: str) -> int:
     while length and stop[length] != char:
         length = borders[length - 1]
     return length + (stop[length] == char)
+
+
+def _uncompleted(stop: str, length: int) -> int:
+    """As if a stop that is complete were not: what of its end may begin it again."""
+    return _borders(stop)[-1] if length == len(stop) else length
 
 
 @lru_cache(maxsize=1024)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
-from executor_service.outbox import BYTES_PER_OUTPUT, MAX_BYTES, MAX_STEPS, Outbox
+from executor_service.messages import OUTPUT_BYTES
+from executor_service.outbox import MAX_BYTES, MAX_STEPS, Outbox
 from executor_service.sequence import RowKey
-from executor_service.step import RowOutput
+from executor_service.step import PromptScores, RowOutput, Scores
 from protos.errors import InvalidRequest, LimitReached
 
 
@@ -40,8 +42,8 @@ async def test_past_the_cap_steps_merge_and_nothing_is_lost() -> None:
 
 async def test_full_outbox_keeps_nothing_and_says_so() -> None:
     outbox = Outbox()
-    for step in range(MAX_BYTES // BYTES_PER_OUTPUT + 2):
-        outbox.put(step, news(step))
+    for step in range(2 + MAX_BYTES // (1000 * OUTPUT_BYTES)):
+        outbox.put(step, news(step) * 1000)
     assert outbox.is_full
     with pytest.raises(LimitReached, match=str(MAX_BYTES)):
         await anext(outbox.steps())
@@ -50,14 +52,23 @@ async def test_full_outbox_keeps_nothing_and_says_so() -> None:
 async def test_words_of_errors_count() -> None:
     outbox = Outbox()
     refusal = [RowOutput(RowKey(1, 1), outcome=InvalidRequest("x" * 400))]
-    for step in range(MAX_BYTES // 400):
-        outbox.put(step, refusal)
+    for step in range(2 + MAX_BYTES // 400_000):
+        outbox.put(step, refusal * 1000)
+    assert outbox.is_full
+
+
+async def test_numbers_of_logprobs_count() -> None:
+    outbox = Outbox()
+    top = np.zeros((1000, 20), np.int32)
+    scores = Scores(np.zeros(1000, np.float32), top, top.astype(np.float32))
+    for step in range(MAX_BYTES // 164_000 + 2):
+        outbox.put(step, [RowOutput(RowKey(1, 1), prompt=PromptScores(1, scores))])
     assert outbox.is_full
 
 
 async def test_what_comes_at_once_does_not_fill_it() -> None:
     outbox = Outbox()
-    outbox.put(1, news(1) * (MAX_BYTES // BYTES_PER_OUTPUT + 2))
+    outbox.put(1, news(1) * (MAX_BYTES // OUTPUT_BYTES + 2))
     assert not outbox.is_full
     assert len(await drain(outbox)) == 1
 

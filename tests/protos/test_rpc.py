@@ -21,6 +21,11 @@ def test_subclass_takes_its_parents_status() -> None:
     assert status_code(errors.PromptTooLong("")) is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_failure_of_the_model_is_internal() -> None:
+    """B57: and none of the caller's."""
+    assert status_code(errors.ModelFailure("")) is grpc.StatusCode.INTERNAL
+
+
 def test_unknown_number_is_an_internal_error() -> None:
     assert type(error_from_code(99, "?")) is errors.PackserveError
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from protos.packserve.v1.sampling_pb2 import Choices, Constraint
 from protos.server import Ports
 from tests.fixtures import fake_service
 from tests.fixtures.echo_service import EchoServicer, serve_echo
@@ -51,6 +52,39 @@ async def test_generate_continues_the_text(servicer: EchoServicer, address: str)
     assert request.sampling.temperature == 0
     assert request.sampling.HasField("temperature")
     assert not request.sampling.HasField("seed")
+
+
+async def test_generate_hands_on_penalties(servicer: EchoServicer, address: str) -> None:
+    options = ["--min-p", "0.5", "--repetition-penalty", "1.5", "--presence-penalty", "-1", "--frequency-penalty", "2"]
+    assert (await invoke("generate", "hi", "--address", address, *options)).exit_code == 0
+    sampling = servicer.requests[0].sampling
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.5, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 2)
+    assert not sampling.HasField("constraint")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--json-schema", "-"], Constraint(json_schema="a schema")),
+        (["--json"], Constraint(json_object=True)),
+        (["--regex", "a+"], Constraint(regex="a+")),
+        (["--grammar", "-"], Constraint(grammar="a schema")),
+        (["--choice", "yes", "--choice", "no"], Constraint(choices=Choices(choices=["yes", "no"]))),
+    ],
+)
+async def test_generate_hands_on_a_constraint(
+    servicer: EchoServicer, address: str, options: list[str], expected: Constraint
+) -> None:
+    assert (await invoke("generate", "hi", "--address", address, *options, text="a schema")).exit_code == 0
+    assert servicer.requests[0].sampling.constraint == expected
+
+
+async def test_two_constraints_are_one_too_many(servicer: EchoServicer, address: str) -> None:
+    result = await invoke("generate", "hi", "--address", address, "--json", "--regex", "a")
+    assert result.exit_code == 2
+    assert "only one of json_object, regex can be given" in result.stderr
+    assert not servicer.requests
 
 
 async def test_generate_reads_standard_input(address: str) -> None:

@@ -17,7 +17,7 @@ from protos.packserve.v1 import batch_pb2, executor_pb2, sampling_pb2, tokenizer
 from protos.server import MAX_MESSAGE_BYTES
 from protos.vocabulary import Vocabulary
 from tests.fixtures.byte_tokenizer import B_COMMA_C, END, write_byte_tokenizer
-from tests.fixtures.fake_executor import LOGPROB, FakeExecutor
+from tests.fixtures.fake_executor import LOGPROB, TOP_STEP, FakeExecutor
 from tests.fixtures.spm_tokenizer import BOS, FIRST_BYTE, spm_token_id, write_spm_tokenizer
 from tests.fixtures.tokenizer_app import RunningApp, app_with
 from tests.fixtures.waiting import until
@@ -52,6 +52,7 @@ async def both(it: RunningApp, request: tokenizer_pb2.GenerateRequest) -> tokeni
     assert "".join(part.text for part in streamed) == choice.text
     assert [token_id for part in streamed for token_id in part.token_ids] == choice.token_ids
     assert [entry for part in streamed for entry in part.logprobs] == list(choice.logprobs)
+    assert [entry for part in streamed for entry in part.prompt_logprobs] == list(choice.prompt_logprobs)
     assert streamed[-1].finish == choice.finish
     assert streamed[-1].usage == choice.usage
     assert not any(part.HasField("finish") for part in streamed[:-1])
@@ -138,6 +139,104 @@ async def test_logprobs_have_the_bytes_of_each_id(model: Path) -> None:
             (0xC3, LOGPROB, b"\xc3"),
             (0xA9, LOGPROB, b"\xa9"),
         ]
+
+
+def table(entries: Any) -> list[tuple[int, float, bytes, list[tuple[int, float, bytes]]]]:
+    return [
+        (e.token_id, e.logprob, e.token_bytes, [(t.token_id, t.logprob, t.token_bytes) for t in e.top]) for e in entries
+    ]
+
+
+TOP_2 = [(0, LOGPROB, b"\0"), (1, LOGPROB - TOP_STEP, b"\1")]
+
+
+async def test_alternatives_come_likeliest_first_with_their_bytes(model: Path) -> None:
+    """B30, the tokenizer service's part: the id that was chosen has its own logprob, whether among them or not."""
+    async with app_with(scripted([*b"ok", 300], stop_token_id=300), model) as it:
+        choice = await both(it, asks(sampling={"logprobs": 2}))
+        assert table(choice.logprobs) == [
+            (ord("o"), LOGPROB, b"o", TOP_2),
+            (ord("k"), LOGPROB, b"k", TOP_2),
+            (300, LOGPROB, b"", TOP_2),
+        ]
+
+
+@pytest.mark.parametrize("scores_per_step", [1, 3, 100])
+async def test_prompt_logprobs_are_of_the_second_id_on_and_come_before_output(
+    model: Path, scores_per_step: int
+) -> None:
+    fake = scripted(b"ok", scores_per_step=scores_per_step)
+    async with app_with(fake, model) as it:
+        request = asks("hello", sampling={"prompt_logprobs": 2})
+        choice = await both(it, request)
+        assert table(choice.prompt_logprobs) == [(ord(c), LOGPROB, c.encode(), TOP_2) for c in "ello"]
+        assert not choice.logprobs
+        streamed = await parts(it, request)
+        last_scored = max(i for i, part in enumerate(streamed) if part.prompt_logprobs)
+        assert not any(part.token_ids for part in streamed[:last_scored])
+        assert not (await both(it, asks("x", sampling={"prompt_logprobs": 0}))).prompt_logprobs
+
+
+async def test_prompt_logprobs_are_asked_of_the_first_choice_alone(model: Path) -> None:
+    fake = scripted(b"ok")
+    async with app_with(fake, model) as it:
+        answer = await it.stub.Generate(asks("abc", "de", n=3, sampling={"prompt_logprobs": 0}))
+        assert [len(choice.prompt_logprobs) for choice in answer.choices] == [2, 0, 0, 1, 0, 0]
+        asked = [row.sampling.HasField("prompt_logprobs") for row in fake.all_rows]
+        assert asked == [True, False, False] * 2
+
+
+async def test_stalled_caller_gets_all_logprobs_in_bounded_messages(model: Path) -> None:
+    fake = scripted(b"x" * 400, step_s=0)
+    async with app_with(fake, model) as it:
+        request = asks("y" * 3000, n=4, sampling={"logprobs": 20, "prompt_logprobs": 20})
+        call = it.stub.GenerateStream(request)
+        await asyncio.sleep(0.5)
+        messages = [message async for message in call]
+        assert max(message.ByteSize() for message in messages) < MAX_MESSAGE_BYTES
+        firsts = [part for message in messages for part in message.choices if part.choice_index == 0]
+        assert sum(len(part.prompt_logprobs) for part in firsts) == 2999
+        assert sum(len(part.logprobs) for part in firsts) == 400
+        assert all(len(entry.top) == 20 for part in firsts for entry in (*part.logprobs, *part.prompt_logprobs))
+
+
+async def test_answer_that_no_message_takes_is_given_up_early(model: Path) -> None:
+    """B42: the stream has it all."""
+    fake = scripted(b"x" * 100_000, step_s=0)
+    async with app_with(fake, model) as it:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await it.stub.Generate(asks("y" * 20_000, sampling={"prompt_logprobs": 20}))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (error.value.details() or "").endswith("a message takes 4194304")
+        await until(lambda: not fake.rows)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "text", "num_ids"),
+    [
+        (0, "123", "", 3),
+        (2, "123", "", 3),
+        (3, "123", "123", 6),
+        (6, "123", "123123", 9),
+        (9, "123", "1231231231", 10),
+        (3, "231", "1", 4),
+    ],
+)
+async def test_no_stop_string_is_completed_by_the_first_ids(
+    model: Path, min_tokens: int, stop: str, text: str, num_ids: int
+) -> None:
+    """One that is completed by a later id ends the row, also where it began before."""
+    async with app_with(scripted(b"1231231231"), model) as it:
+        choice = await both(it, asks(stop=[stop], sampling={"min_tokens": min_tokens}))
+        assert (choice.text, len(choice.token_ids)) == (text, num_ids)
+        assert choice.finish.stop == (stop if num_ids < 10 else "")
+
+
+async def test_bad_words_are_bytes_of_every_row(model: Path) -> None:
+    fake = scripted(b"x")
+    async with app_with(fake, model) as it:
+        await it.stub.Generate(asks("a", "b", n=2, bad_words=["né", " x"], sampling={"bad_bytes": [b"\xff"]}))
+        assert [list(row.sampling.bad_bytes) for row in fake.all_rows] == [[b"\xff", "né".encode(), b" x"]] * 4
 
 
 async def test_choices_of_every_prompt_come_with_their_own_indices_and_its_seed(model: Path) -> None:
@@ -260,8 +359,13 @@ async def test_ready_is_who_has_an_executor_that_takes_rows(model: Path) -> None
 async def test_row_carries_what_the_caller_gave(model: Path) -> None:
     fake = scripted(b"x")
     async with app_with(fake, model) as it:
-        await it.stub.Generate(asks(cache_salt=b"s", request_id="r", sampling={"top_k": 4}), timeout=60)
+        constraint = sampling_pb2.Constraint(regex="a+")
+        sampling = {"top_k": 4, "logit_bias": {300: -1.0}, "constraint": constraint}
+        await it.stub.Generate(asks(cache_salt=b"s", request_id="r", priority=-3, sampling=sampling), timeout=60)
         (row,) = fake.all_rows
+        assert row.priority == -3
+        assert row.sampling.logit_bias == {300: -1.0}
+        assert row.sampling.constraint == constraint
         assert (row.cache_salt, row.caller_request_id) == (b"s", "r")
         assert row.sampling.top_k == 4
         assert 50_000 < row.timeout_ms <= 60_000

@@ -179,7 +179,7 @@ async def test_logprobs_come_with_their_ids() -> None:
         await until(lambda: not it.link.num_open_rows)
         logprobs = row.take().logprobs
         assert logprobs is not None
-        assert logprobs.tolist() == [LOGPROB] * 3
+        assert logprobs.logprobs.tolist() == [LOGPROB] * 3
 
 
 async def test_gap_in_positions_ends_the_row_and_not_the_stream() -> None:

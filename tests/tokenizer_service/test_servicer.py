@@ -14,7 +14,7 @@ import pytest
 
 from protos.batch import TokenBatch
 from protos.packserve.v1 import batch_pb2, tokenizer_pb2
-from protos.packserve.v1.sampling_pb2 import SamplingParameters
+from protos.packserve.v1.sampling_pb2 import Constraint, SamplingParameters
 from protos.packserve.v1.tokenizer_pb2 import Chat, ChatMessage, GenerateRequest, Prompt
 from protos.vocabulary import Vocabulary
 from tests.fixtures.byte_tokenizer import BOS, NUM_PIECES, write_byte_tokenizer
@@ -51,16 +51,25 @@ def packed(*rows: list[int] | bytes) -> batch_pb2.TokenBatch:
 @pytest.mark.parametrize(
     ("code", "words", "fields"),
     [
-        (UNIMPLEMENTED, "sampling.min_p is not supported", {"sampling": SamplingParameters(min_p=0.1)}),
-        (UNIMPLEMENTED, "sampling.logit_bias is not supported", {"sampling": SamplingParameters(logit_bias={1: 1.0})}),
         (UNIMPLEMENTED, "echo is not supported", {"echo": True}),
-        (UNIMPLEMENTED, "bad_words is not supported", {"bad_words": ["x"]}),
+        (UNIMPLEMENTED, "tenant is not supported", {"tenant": "x"}),
+        (UNIMPLEMENTED, "truncate_prompt_tokens is not supported", {"truncate_prompt_tokens": 1}),
+        (UNIMPLEMENTED, "stream_interval_ms is not supported", {"stream_interval_ms": 1}),
         (UNIMPLEMENTED, "output_kind 1 is not supported", {"output_kind": tokenizer_pb2.OUTPUT_KIND_TEXT}),
-        (UNIMPLEMENTED, "sampling.logprobs above 0 is not supported", {"sampling": SamplingParameters(logprobs=1)}),
-        (INVALID, "sampling.logprobs is -1, must be >= 0", {"sampling": SamplingParameters(logprobs=-1)}),
+        (INVALID, "sampling.logprobs is 21, must be in [0, 20]", {"sampling": SamplingParameters(logprobs=21)}),
+        (INVALID, "sampling.logprobs is -1, must be in [0, 20]", {"sampling": SamplingParameters(logprobs=-1)}),
         (INVALID, "sampling.temperature is nan", {"sampling": SamplingParameters(temperature=math.nan)}),
         (INVALID, "sampling.max_tokens is 0", {"sampling": SamplingParameters(max_tokens=0)}),
         (INVALID, "sampling.stop_token_ids[0] is 320", {"sampling": SamplingParameters(stop_token_ids=[320])}),
+        (INVALID, "sampling.logit_bias[-1]: the model's", {"sampling": SamplingParameters(logit_bias={-1: 1.0})}),
+        (INVALID, "bad_words[1] has 0 bytes, must have 1 to 256", {"bad_words": ["x", ""]}),
+        (INVALID, "bad_words[0] has 258 bytes, must have 1 to 256", {"bad_words": ["é" * 129]}),
+        (
+            INVALID,
+            "bad_words has 200 entries, sampling.bad_bytes 57, together must be at most 256",
+            {"bad_words": ["x"] * 200, "sampling": SamplingParameters(bad_bytes=[b"y"] * 57)},
+        ),
+        (INVALID, "sampling.constraint is empty", {"sampling": SamplingParameters(constraint=Constraint())}),
         (INVALID, "n is 0, must be 1 to 128", {"n": 0}),
         (INVALID, "n is 129, must be 1 to 128", {"n": 129}),
         (INVALID, "9 prompts x 128 choices exceed 1024", {"prompts": HI * 9, "n": 128}),
@@ -98,6 +107,38 @@ async def test_bad_request_is_refused_before_any_row(
         assert got_code is code
         assert words in got_words
     assert not fake.requests
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"stop_token_ids": [NUM_PIECES, 300, 319]},
+        {"logit_bias": {300: 1.0}},
+        {"allowed_token_ids": [300]},
+        {"bad_token_ids": [batch_pb2.TokenIds(token_ids=[300, 1])]},
+    ],
+)
+async def test_padding_ids_of_the_model_are_legal(it: RunningApp, sampling: dict[str, Any]) -> None:
+    """B28, B36: the bound is the model's vocabulary, not the tokenizer's size."""
+    await it.stub.Generate(GenerateRequest(prompts=HI, sampling=SamplingParameters(**sampling)))
+
+
+async def test_bad_request_costs_no_encoding(it: RunningApp) -> None:
+    sampling = SamplingParameters(stop_token_ids=[320])
+    await refusal(it.stub.Generate(GenerateRequest(prompts=HI, sampling=sampling)))
+    assert it.sample("packserve_tokenize_seconds_count") == 0
+
+
+async def test_parameters_that_every_row_takes_along_are_bounded(it: RunningApp, fake: FakeExecutor) -> None:
+    schema = Constraint(json_schema="x" * 131072)
+    request = GenerateRequest(prompts=HI * 8, n=128, sampling=SamplingParameters(constraint=schema))
+    code, words = await refusal(it.stub.Generate(request))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "1024 rows of it exceed 33554432 for one call" in words
+    request = GenerateRequest(prompts=HI, n=128, sampling=SamplingParameters(constraint=schema))
+    assert len((await it.stub.Generate(request)).choices) == 128
+    assert len(fake.requests) > 3
+    assert all(row.sampling.constraint == schema for row in fake.all_rows)
 
 
 async def test_prompt_must_leave_room_for_one_token(it: RunningApp) -> None:

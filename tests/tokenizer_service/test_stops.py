@@ -56,6 +56,21 @@ def test_only_a_tail_that_may_become_a_stop_is_held() -> None:
     assert matcher.finish() == ""
 
 
+def test_stop_completed_too_early_is_text_and_may_begin_the_next() -> None:
+    matcher = StopMatcher(["aba", "xx"], include_stop=False)
+    assert matcher.push("aba", may_match=False) == "ab"  # the last a may begin it again
+    assert (matcher.push("xx", may_match=False), matcher.matched) == ("ax", None)
+    assert matcher.push("ab") == "x"
+    assert matcher.push("a") == ""
+    assert matcher.matched == "aba"
+
+
+def test_stop_that_begins_early_and_is_completed_later_ends_the_text() -> None:
+    matcher = StopMatcher(["456"], include_stop=False)
+    assert matcher.push("345", may_match=False) + matcher.push("6") == "3"
+    assert matcher.matched == "456"
+
+
 SHORT_TEXT = st.text(alphabet="ab", max_size=6)
 
 

@@ -8,46 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from protos.client import Client, Prompt
 from protos.errors import PackserveError
 from protos.packserve.v1 import sampling_pb2
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-Sampling = dict[str, Any]
-
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-DEFAULT_MAX_TOKENS = 256
-
-
-def sampling_options(command: Command) -> Command:
-    """--address and what shapes an answer, for every command that asks."""
-    options: list[Callable[[Any], Any]] = [
-        click.option("--address", default=DEFAULT_ADDRESS, show_default=True, help="Of the tokenizer service."),
-        click.option("--max-tokens", default=DEFAULT_MAX_TOKENS, show_default=True, help="End the answer there."),
-        click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token each time."),
-        click.option("--top-k", type=int, help="Choose among the k likeliest tokens."),
-        click.option("--top-p", type=float, help="Choose among the likeliest tokens that reach probability p."),
-        click.option("--seed", type=int, help="The same seed gives the same answer."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+from tokenizer_service.cli.options import (
+    CONSTRAINT_FIELDS,
+    Sampling,
+    constraint,
+    constraint_options,
+    given,
+    sampling_options,
+)
 
 
 @click.command()
 @click.argument("prompt")
 @sampling_options
+@constraint_options
 @click.option("--stop", multiple=True, help="End the answer before this text. Can be given more than once.")
 @click.option("--chat", "is_chat", is_flag=True, help="PROMPT is a message to answer, by the model's chat template.")
 def generate(prompt: str, address: str, stop: tuple[str, ...], is_chat: bool, **sampling: Any) -> None:
     """Continue the text PROMPT, streamed to the terminal. PROMPT - reads the standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
+    sampling["constraint"] = constraint(**{name: sampling.pop(name) for name in CONSTRAINT_FIELDS})
     with shown_errors():
         asyncio.run(answer(address, text, is_chat, stop=stop, **given(sampling)))
 
@@ -99,11 +88,6 @@ async def show(address: str, prompt: Prompt, said: list[str], **options: Any) ->
         click.echo()
     if is_cut:
         click.secho(f"[cut after {choice.usage.num_output_tokens} tokens]", dim=True, err=True)
-
-
-def given(sampling: Sampling) -> Sampling:
-    """Without the fields that were left to the model."""
-    return {name: value for name, value in sampling.items() if value is not None}
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from rich.console import Console
 from protos.cache import cache_directory
 from protos.errors import PackserveError
 from protos.server import Ports
-from tokenizer_service.cli.ask import DEFAULT_MAX_TOKENS, answer, shown_errors
+from tokenizer_service.cli.ask import answer, shown_errors
 from tokenizer_service.cli.children import both_services, with_free_ports
+from tokenizer_service.cli.options import DEFAULT_MAX_TOKENS
 from tokenizer_service.cli.services import demo_model
 
 TOKENIZER_PORTS = Ports("127.0.0.1", 50051, 50052, 9101)
