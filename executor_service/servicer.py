@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from executor_service.streams import Stream, Streams
+from executor_service.stream import Stream
+from executor_service.streams import Streams
 from protos.calls import Context
 from protos.errors import InvalidRequest, NotReady, PackserveError, Unavailable
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc

@@ -1,169 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tokenizer's stream: rows and cancellations in, step outputs out; and the set of all streams that are open.
+"""The streams that are open, and what they share: the engine, the door, the grammars, the bounds.
 
-Knows the wire's messages and the engine's inbox. Does not know how a step runs.
+Hands the engine's news to the streams they belong to. Does not know how a step runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from executor_service.admission import Admission
-from executor_service.engine import EndRow, EndStream, Engine
-from executor_service.messages import step_outputs
-from executor_service.outbox import Outbox
-from executor_service.row_parts import RowParts
-from executor_service.sequence import RowKey, Sequence
-from executor_service.step import CANCELLED, RowOutput
-from protos.batch import Int32Array, TokenBatch
-from protos.errors import InvalidRequest, LimitReached, PackserveError, Unavailable
-from protos.packserve.v1 import executor_pb2
-from protos.server import MAX_ROWS_PER_MESSAGE
-
-log = logging.getLogger(__name__)
-
-# For a reader that fell too far behind to take the error that ends its stream.
-LAST_WORDS_S = 1.0
-
-
-class Stream:
-    """Lives as long as its call. Every row it takes gets exactly one terminal, unless the stream itself ends."""
-
-    def __init__(self, stream_id: int, streams: Streams, end_call: Callable[[], object]) -> None:
-        self.id = stream_id
-        self.outbox = Outbox()
-        self.open_request_ids: set[int] = set()
-        self._streams = streams
-        self._end_call = end_call
-        self._ending: asyncio.TimerHandle | None = None
-        self._parts = RowParts(streams.admission.max_context_tokens)
-        self._is_half_closed = False
-
-    # ---- up
-
-    def receive(self, request: executor_pb2.ExecuteRequest) -> None:
-        """New rows and cancellations go to the engine's inbox; a row that is refused is answered at once."""
-        if request.HasField("hello"):
-            raise InvalidRequest("hello came again: it is the first request of a stream")
-        _check_size(request)
-        sequences: list[Sequence] = []
-        ends: list[EndRow] = []
-        refused: list[RowOutput] = []
-        for request_id, token_ids, row in self._rows(request, refused):
-            try:
-                if request_id in self.open_request_ids:
-                    # Both would be answered under one id: neither can be.
-                    raise InvalidRequest(f"request_ids: {request_id} is open already in this stream")
-                if (sequence := self._admit(request_id, token_ids, row, len(sequences))) is not None:
-                    sequences.append(sequence)
-                    self.open_request_ids.add(request_id)
-            except PackserveError as error:
-                self._parts.refuse(request_id, row.continues)
-                self._refuse(RowKey(self.id, request_id), error, ends, refused)
-        for request_id in request.cancelled_request_ids:
-            if self._parts.drop(request_id):
-                refused.append(RowOutput(RowKey(self.id, request_id), outcome=CANCELLED))
-            elif request_id in self.open_request_ids:
-                ends.append(EndRow(RowKey(self.id, request_id), CANCELLED))
-        self._post(sequences, ends, refused)
-
-    def _rows(
-        self, request: executor_pb2.ExecuteRequest, refused: list[RowOutput]
-    ) -> list[tuple[int, Int32Array, executor_pb2.Row]]:
-        """A batch that contradicts itself has no rows to tell apart: each of its requests is refused."""
-        try:
-            batch = TokenBatch.from_wire(request.batch)
-            if len(batch) != len(request.rows):
-                raise InvalidRequest(f"rows has {len(request.rows)} entries, the batch has {len(batch)}")
-        except InvalidRequest as error:
-            fresh = set(request.batch.request_ids) - self.open_request_ids
-            for request_id in fresh:
-                self._parts.drop(request_id)
-            refused.extend(RowOutput(RowKey(self.id, request_id), outcome=error) for request_id in fresh)
-            return []
-        return [(request_id, ids, row) for (request_id, ids), row in zip(batch, request.rows, strict=True)]
-
-    def _admit(self, request_id: int, token_ids: Int32Array, row: executor_pb2.Row, num_before: int) -> Sequence | None:
-        """None where more of the row is to come, or all of it was refused before."""
-        if self._parts.is_refused(request_id, row.continues):
-            return None
-        self._streams.check_room(num_before + len(self._parts))
-        whole = self._parts.join(request_id, token_ids, row.continues)
-        if whole is None:
-            return None
-        log.debug("stream %d, row %d: request %r", self.id, request_id, row.caller_request_id)
-        return self._streams.admission.admit(RowKey(self.id, request_id), whole, row)
-
-    def _refuse(self, key: RowKey, error: PackserveError, ends: list[EndRow], refused: list[RowOutput]) -> None:
-        """A row that is open gets its one terminal from the engine."""
-        if key.request_id in self.open_request_ids:
-            ends.append(EndRow(key, error))
-        else:
-            refused.append(RowOutput(key, outcome=error))
-
-    def _post(self, sequences: list[Sequence], ends: list[EndRow], refused: list[RowOutput]) -> None:
-        try:
-            self._streams.engine.post([*sequences, *ends])
-        except Unavailable as error:
-            refused += [RowOutput(sequence.key, outcome=error) for sequence in sequences]
-        if refused:
-            self.outbox.put(0, refused)
-            self.wake()
-
-    def half_close(self) -> None:
-        """No more rows will come; the open ones are answered to their end."""
-        self._is_half_closed = True
-        unfinished = [RowOutput(RowKey(self.id, i), outcome=CANCELLED) for i in self._parts.drop_all()]
-        if unfinished:
-            self.outbox.put(0, unfinished)
-            self.wake()
-        self.close_if_done()
-
-    # ---- down
-
-    def wake(self) -> None:
-        """There is news. Where it became too much, the rows end now, the call soon even if nobody reads its error."""
-        self.outbox.wake()
-        if self.outbox.is_full and self._ending is None:
-            self._ending = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end_call)
-            self.end_rows()
-
-    def end_rows(self) -> None:
-        with suppress(Unavailable):  # an engine that has stopped has ended them already
-            self._streams.engine.post([EndStream(self.id)])
-
-    def close(self) -> None:
-        self.end_rows()
-        if self._ending:
-            self._ending.cancel()
-
-    async def responses(self) -> AsyncIterator[executor_pb2.ExecuteResponse]:
-        async for news in self.outbox.steps():
-            if news is None:
-                yield executor_pb2.ExecuteResponse(load=self._streams.load())
-            else:
-                step, outputs = news
-                self.open_request_ids.difference_update(o.key.request_id for o in outputs if o.outcome is not None)
-                for message in step_outputs(step, outputs):
-                    yield executor_pb2.ExecuteResponse(step=message, load=self._streams.load())
-            self.close_if_done()
-
-    def close_if_done(self) -> None:
-        """Half-closed or draining, and every row answered."""
-        if (self._is_half_closed or self._streams.is_draining) and not self.open_request_ids and not self._parts:
-            self.outbox.close()
+from executor_service.engine import Engine
+from executor_service.grammars import Grammars
+from executor_service.sequence import Grammar, Sequence
+from executor_service.step import RowOutput
+from executor_service.stream import Stream
+from protos.errors import LimitReached, Unavailable
+from protos.packserve.v1 import executor_pb2, sampling_pb2
 
 
 class Streams:
-    """All open streams. publish() is called by the engine's thread, everything else on the event loop."""
+    """publish() is called by the engine's thread, everything else on the event loop."""
 
-    def __init__(self, engine: Engine, admission: Admission, max_queued: int) -> None:
+    def __init__(self, engine: Engine, admission: Admission, grammars: Grammars, max_queued: int) -> None:
         self.engine = engine
         self.admission = admission
+        self.grammars = grammars
         self.max_queued = max_queued
         self.is_draining = False
         self._loop = asyncio.get_running_loop()
@@ -195,17 +59,25 @@ class Streams:
     def check_room(self, num_before: int) -> None:
         if self.is_draining:
             raise Unavailable("the executor is draining")
-        num_queued = self.engine.num_queued + num_before
+        num_queued = self.num_queued + num_before
         if num_queued >= self.max_queued:
             raise LimitReached(f"{num_queued} rows wait already, the limit is {self.max_queued}")
+
+    @property
+    def num_queued(self) -> int:
+        """Rows not yet running, those that wait for a grammar included."""
+        return self.engine.num_queued + sum(len(stream.constrained) for stream in self._streams.values())
+
+    async def grammar(self, sequence: Sequence, constraint: sampling_pb2.Constraint) -> Grammar:
+        return await self.grammars.get(constraint, sequence.stop_token_ids, sequence.known_output)
 
     def load(self) -> executor_pb2.Load:
         scheduler = self.engine.scheduler
         return executor_pb2.Load(
             num_running=len(scheduler.running),
-            num_waiting=self.engine.num_queued,
-            num_free_blocks=scheduler.pool.num_free,
-            num_blocks=scheduler.pool.num_blocks,
+            num_waiting=self.num_queued,
+            num_free_blocks=scheduler.num_free_blocks,
+            num_blocks=scheduler.num_blocks,
             is_draining=self.is_draining,
             step_age_ms=int(self.engine.step_age_s * 1000),
         )
@@ -221,16 +93,6 @@ class Streams:
                 stream.outbox.put(step, stream_outputs)
                 woken.append(stream)
         self._loop.call_soon_threadsafe(_wake, woken)
-
-
-def _check_size(request: executor_pb2.ExecuteRequest) -> None:
-    """One message must not keep the event loop from the other streams for long."""
-    for name, number in (
-        ("rows", max(len(request.rows), len(request.batch.request_ids))),
-        ("cancelled_request_ids", len(request.cancelled_request_ids)),
-    ):
-        if number > MAX_ROWS_PER_MESSAGE:
-            raise LimitReached(f"{name} has {number} entries, a request takes {MAX_ROWS_PER_MESSAGE}")
 
 
 def _wake(streams: list[Stream]) -> None:
