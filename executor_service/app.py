@@ -16,14 +16,15 @@ from typing import TypeVar
 from uuid import uuid4
 
 from executor_service.admission import Admission
-from executor_service.blocks import BlockPool
 from executor_service.config import ExecutorConfig
 from executor_service.engine import Engine
+from executor_service.grammars import Grammars
 from executor_service.loading import LoadedModel, load_model
 from executor_service.metrics import Metrics
 from executor_service.observer import EngineObserver
 from executor_service.runner import DeviceRunner
 from executor_service.scheduler import Scheduler
+from executor_service.sequence_cache import SequenceCache
 from executor_service.servicer import ExecutorServicer
 from executor_service.streams import Streams
 from protos.errors import EngineFailure
@@ -55,7 +56,7 @@ async def serve(config: ExecutorConfig) -> None:
         await serving
         running.result()
     running.cancel()
-    executor.stop()
+    await executor.aclose()
 
 
 @dataclass
@@ -81,11 +82,12 @@ class Executor:
 
     def _start(self, model: LoadedModel) -> Streams:
         config, info = self.config, model.info
-        pool = BlockPool(info.num_blocks, config.block_tokens)
-        scheduler = Scheduler(pool, config.max_step_tokens, config.max_sequences)
-        runner = DeviceRunner(model.decoder, info.num_blocks, config.block_tokens, model.device)
+        cache = SequenceCache(model.decoder.cache_groups, model.num_blocks, config.block_tokens)
+        scheduler = Scheduler(cache, config.max_step_tokens, config.max_sequences)
+        runner = DeviceRunner(model.decoder, model.num_blocks, config.block_tokens, model.device)
         engine = Engine(scheduler, runner, config.depth or 1)
-        streams = Streams(engine, _admission(info), config.max_queued)
+        grammars = Grammars(model.vocabulary, info.vocabulary_size, self.metrics.grammar_seconds.observe)
+        streams = Streams(engine, _admission(model), grammars, config.max_queued)
         self.metrics.watch(engine, info.name)
         engine.start(EngineObserver(streams, self.metrics))
         self.servicer.open(streams, _welcome(model))
@@ -95,13 +97,16 @@ class Executor:
         if self.streams:
             self.streams.drain()
 
-    def stop(self) -> None:
+    async def aclose(self) -> None:
         if self.streams:
             self.streams.engine.stop(timeout_s=5)
+            await self.streams.grammars.aclose()
 
 
-def _admission(info: executor_pb2.ExecutorModel) -> Admission:
-    return Admission(info.vocabulary_size, info.max_context_tokens, frozenset(info.eos_token_ids), info.defaults)
+def _admission(model: LoadedModel) -> Admission:
+    info = model.info
+    eos_token_ids = frozenset(info.eos_token_ids)
+    return Admission(info.vocabulary_size, info.max_context_tokens, eos_token_ids, info.defaults, model.vocabulary)
 
 
 def _welcome(model: LoadedModel) -> executor_pb2.Welcome:

@@ -6,11 +6,13 @@ Gauges read the scheduler when scraped. Does not know the wire.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from executor_service.engine import Engine
 from executor_service.step import RowOutput, Step
-from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, vllm_labels
+from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, FunctionCounter, vllm_labels
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -28,17 +30,16 @@ class Metrics:
             "packserve_queue_seconds", "Arrival of a row to its first step.", buckets=SECONDS_BUCKETS, registry=registry
         )
 
-        self.steps = Counter("packserve_steps", "Steps committed.", registry=registry)
-        self.preemptions = Counter(
-            "packserve_preemptions", "Times a sequence gave its blocks to an older one.", registry=registry
+        self.grammar_seconds = Histogram(
+            "packserve_grammar_compile_seconds",
+            "A constraint that was not known yet, to its grammar or its refusal.",
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
         )
-        self._num_preemptions = 0
+        self.steps = Counter("packserve_steps", "Steps committed.", registry=registry)
 
-    def observe_step(self, step: Step, seconds: float, num_preemptions: int) -> None:
-        """num_preemptions: since the engine's start."""
+    def observe_step(self, step: Step, seconds: float) -> None:
         self.steps.inc()
-        self.preemptions.inc(num_preemptions - self._num_preemptions)
-        self._num_preemptions = num_preemptions
         self.step_seconds.observe(seconds)
         self.step_tokens.observe(step.num_tokens)
 
@@ -49,20 +50,37 @@ class Metrics:
 
     def watch(self, engine: Engine, model_name: str) -> None:
         """Series that read the engine, and vLLM's names for what means the same there."""
-        scheduler, pool = engine.scheduler, engine.scheduler.pool
+        scheduler = engine.scheduler
         running = self._gauge("packserve_running_sequences", "Sequences that hold blocks.")
         running.set_function(lambda: len(scheduler.running))
         waiting = self._gauge("packserve_waiting_sequences", "Rows that wait to run.")
         waiting.set_function(lambda: engine.num_queued)
-        self._gauge("packserve_kv_blocks", "Blocks in the KV pool.").set(pool.num_blocks)
-        self._gauge("packserve_kv_blocks_used", "Blocks in use.").set_function(lambda: pool.num_used)
-        usage = self._gauge("packserve_kv_usage_ratio", "Share of the KV pool in use, 0 to 1.")
-        usage.set_function(lambda: pool.num_used / pool.num_blocks)
+        self._gauge("packserve_kv_blocks", "Blocks in the KV pools.").set(scheduler.num_blocks)
+        used = self._gauge("packserve_kv_blocks_used", "Blocks in use; what is only remembered for later is not.")
+        used.set_function(lambda: scheduler.num_used_blocks)
+        usage = self._gauge("packserve_kv_usage_ratio", "Share of the fullest KV pool in use, 0 to 1.")
+        usage.set_function(lambda: scheduler.usage)
+        preemptions = self._counter(
+            "packserve_preemptions", "Times a sequence gave its blocks to another.", lambda: scheduler.num_preemptions
+        )
+        queries = self._counter(
+            "packserve_prefix_query_tokens",
+            "Tokens of rows let in, looked up in the prefix cache.",
+            lambda: scheduler.num_prefix_query_tokens,
+        )
+        hits = self._counter(
+            "packserve_prefix_hit_tokens", "Those found there.", lambda: scheduler.num_prefix_hit_tokens
+        )
+        self._counter(
+            "packserve_failed_rows", "Rows ended by logits that are not finite.", lambda: scheduler.num_failed_rows
+        )
         aliases = (
             Alias("vllm:num_requests_running", running),
             Alias("vllm:num_requests_waiting", waiting),
             Alias("vllm:kv_cache_usage_perc", usage),
-            Alias("vllm:num_preemptions", self.preemptions),
+            Alias("vllm:num_preemptions", preemptions),
+            Alias("vllm:prefix_cache_queries", queries),
+            Alias("vllm:prefix_cache_hits", hits),
             Alias("vllm:request_queue_time_seconds", self.queue_seconds),
             Alias("vllm:iteration_tokens_total", self.step_tokens),
         )
@@ -70,3 +88,6 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)
+
+    def _counter(self, name: str, text: str, total: Callable[[], float]) -> FunctionCounter:
+        return FunctionCounter(name, text, self.registry, total)

@@ -19,7 +19,7 @@ class EngineObserver:
     metrics: Metrics
 
     def step_done(self, step: Step, seconds: float) -> None:
-        self.metrics.observe_step(step, seconds, self.streams.engine.scheduler.num_preemptions)
+        self.metrics.observe_step(step, seconds)
 
     def publish(self, outputs: list[RowOutput], step: int) -> None:
         self.metrics.observe_outputs(outputs)

@@ -9,13 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from executor_service.blocks import BlockPool
 from executor_service.config import ExecutorConfig
 from executor_service.demo_model import ensure
 from executor_service.loading import load_model
-from executor_service.runner import DeviceRunner
-from executor_service.scheduler import Scheduler
 from protos.batch import Int32Array
+from tests.fixtures.engine_run import EngineRun
 from tests.fixtures.sequences import make_sequence
 from tokenizer_service.tokenizer import load_tokenizer
 
@@ -52,8 +50,6 @@ def model_directory() -> Path:
 def our_token_ids(model_directory: Path, prompts: list[Int32Array]) -> list[list[int]]:
     """All prompts together, in chunks, through scheduler, packing and model."""
     model = load_model(ExecutorConfig(model_directory, num_blocks=400))
-    scheduler = Scheduler(BlockPool(400, 16), max_step_tokens=48, max_sequences=32)
-    runner = DeviceRunner(model.decoder, 400, 16, model.device)
     sequences = [
         make_sequence(
             i,
@@ -64,11 +60,8 @@ def our_token_ids(model_directory: Path, prompts: list[Int32Array]) -> list[list
         )
         for i, prompt in enumerate(prompts)
     ]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    while step := scheduler.schedule():
-        scheduler.commit(step, runner.sampled(runner.forward(step)))
-    return [s.token_ids[s.num_prompt_tokens : s.num_known].tolist() for s in sequences]
+    results = EngineRun(model.decoder, num_blocks=400, max_step_tokens=48, max_sequences=32).run(sequences)
+    return [results[i].token_ids for i in range(len(prompts))]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from protos.client import Client
-from protos.errors import DeadlineExceeded, InvalidRequest, NotSupported
+from protos.errors import DeadlineExceeded, InvalidRequest
 from protos.packserve.v1 import batch_pb2, sampling_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tests.fixtures.byte_tokenizer import END, write_byte_tokenizer
 from tests.fixtures.scripted_model import chain_law, write_scripted_model
@@ -179,9 +179,10 @@ async def test_context_ends_with_length(services: RunningServices) -> None:
 
 
 async def test_field_not_honoured_is_refused_by_name(services: RunningServices) -> None:
-    async with Client(services.address) as client:
-        with pytest.raises(NotSupported, match=r"sampling\.min_p is not supported"):
-            await client.generate("a", min_p=0.1)
+    request = tokenizer_pb2.GenerateRequest(prompts=[tokenizer_pb2.Prompt(text="a")], tenant="blue")
+    async with grpc.aio.insecure_channel(services.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="tenant is not supported"):
+            await tokenizer_pb2_grpc.TokenizerServiceStub(channel).Generate(request)
 
 
 async def test_empty_text_with_a_begin_token_is_one_token(services: RunningServices) -> None:

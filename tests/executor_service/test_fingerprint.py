@@ -42,6 +42,13 @@ def test_a_config_has_the_same_hash_in_either_spelling() -> None:
     assert config_hash(**new) == config_hash(rope_scaling={"type": "linear", "factor": 2.0})
 
 
+def test_served_contexts_count_where_positions_depend_on_them() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = random_config(rope_scaling=rope | {"original_max_position_embeddings": 64})
+    short, long = (config_sha256(parse_model_config(config, {}, length)) for length in (64, 65))
+    assert short != long
+
+
 @pytest.mark.parametrize("overrides", [{"rope_theta": 5e5}, {"rms_norm_eps": 1e-5}, {"eos_token_id": 258}])
 def test_another_config_has_another_hash(overrides: dict[str, Any]) -> None:
     assert config_hash(**overrides) != config_hash()

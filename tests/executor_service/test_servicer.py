@@ -128,11 +128,11 @@ async def test_bad_parameters_are_named_with_value_and_bound(fields: dict[str, o
 
 async def test_field_not_honoured_is_refused_by_name() -> None:
     async with running_executor() as executor, connected(executor) as client:
-        await client.send({1: [5]}, **sampling(min_p=0.5))
+        await client.send({1: [5]}, tenant="blue")
         await client.read_until_ended(1)
         error = client.rows[1].terminals[0].error
         assert error.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
-        assert error.detail == "sampling.min_p is not supported"
+        assert error.detail == "tenant is not supported"
 
 
 @pytest.mark.parametrize(
