@@ -28,8 +28,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.serve import make_prompts
 from benchmarks.services import Services, median, percentile, run_load, running_services
-from executor_service.grammar import MatcherGrammar
-from executor_service.grammar_compiler import GrammarTokenizer, grammar_of
+from executor_service.grammar.compiler import GrammarTokenizer, grammar_of
+from executor_service.grammar.matcher_grammar import MatcherGrammar
 from protos.packserve.v1 import sampling_pb2
 from protos.vocabulary import Vocabulary
 

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import uuid4
 
-from executor_service.admission import Admission
 from executor_service.config import ExecutorConfig
+from executor_service.device.runner import DeviceRunner
 from executor_service.engine import Engine
-from executor_service.grammars import Grammars
+from executor_service.grammar.grammars import Grammars
 from executor_service.loading import LoadedModel, load_model
 from executor_service.metrics import Metrics
 from executor_service.observer import EngineObserver
-from executor_service.runner import DeviceRunner
-from executor_service.scheduler import Scheduler
-from executor_service.sequence_cache import SequenceCache
-from executor_service.servicer import ExecutorServicer
-from executor_service.streams import Streams
+from executor_service.scheduling.scheduler import Scheduler
+from executor_service.scheduling.sequence_cache import SequenceCache
+from executor_service.wire.admission import Admission
+from executor_service.wire.servicer import ExecutorServicer
+from executor_service.wire.streams import Streams
 from protos.errors import EngineFailure
 from protos.metrics import new_registry
 from protos.packserve.v1 import executor_pb2, executor_pb2_grpc

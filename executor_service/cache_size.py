@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from executor_service.cache_group import CacheGroup
 from executor_service.config import ExecutorConfig
+from executor_service.scheduling.cache_group import CacheGroup
 from protos.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from executor_service.runner import Launched
-from executor_service.scheduler import Scheduler
-from executor_service.sequence import RowKey, Sequence
-from executor_service.step import Limits, Outcome, RowOutput, Sampled, Step
+from executor_service.device.runner import Launched
+from executor_service.scheduling.scheduler import Scheduler
+from executor_service.scheduling.sequence import RowKey, Sequence
+from executor_service.scheduling.step import Limits, Outcome, RowOutput, Sampled, Step
 from protos.errors import Unavailable
 
 log = logging.getLogger(__name__)

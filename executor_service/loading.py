@@ -16,11 +16,11 @@ import torch
 import kernels
 from executor_service.cache_size import CacheSize
 from executor_service.config import ExecutorConfig
-from executor_service.decoder import Decoder
-from executor_service.fingerprint import config_sha256, weights_sha256
 from executor_service.memory import available_bytes, usable_cpus
-from executor_service.model_config import GenerationDefaults, ModelConfig, load_model_config
-from executor_service.weights import load_weights
+from executor_service.models.decoder import Decoder
+from executor_service.models.fingerprint import config_sha256, weights_sha256
+from executor_service.models.model_config import GenerationDefaults, ModelConfig, load_model_config
+from executor_service.models.weights import load_weights
 from protos.errors import ConfigError, InvalidRequest
 from protos.packserve.v1 import executor_pb2, sampling_pb2
 from protos.sampling import check_sampling
@@ -110,11 +110,14 @@ def _info(
 
 
 def _defaults(generation: GenerationDefaults) -> sampling_pb2.SamplingParameters:
-    if generation.do_sample is False:
-        return sampling_pb2.SamplingParameters(temperature=0.0)
+    is_greedy = generation.do_sample is False
     try:
         defaults = sampling_pb2.SamplingParameters(
-            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+            temperature=0.0 if is_greedy else generation.temperature,
+            top_k=None if is_greedy else generation.top_k,
+            top_p=None if is_greedy else generation.top_p,
+            min_p=None if is_greedy else generation.min_p,
+            repetition_penalty=generation.repetition_penalty,
         )
         check_sampling(defaults)
     except (InvalidRequest, TypeError) as error:

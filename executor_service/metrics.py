@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from executor_service.engine import Engine
-from executor_service.step import RowOutput, Step
+from executor_service.scheduling.step import RowOutput, Step
 from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, FunctionCounter, vllm_labels
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

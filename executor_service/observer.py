@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from executor_service.metrics import Metrics
-from executor_service.step import RowOutput, Step
-from executor_service.streams import Streams
+from executor_service.scheduling.step import RowOutput, Step
+from executor_service.wire.streams import Streams
 
 
 @dataclass(frozen=True)

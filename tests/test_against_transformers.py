@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from executor_service.config import ExecutorConfig
-from executor_service.demo_model import ensure
+from executor_service.conversion.demo_model import ensure
 from executor_service.loading import load_model
 from protos.batch import Int32Array
 from tests.fixtures.engine_run import EngineRun

@@ -8,7 +8,9 @@ import re
 import grpc
 from google.protobuf.descriptor import Descriptor
 
-from executor_service import admission as executor_admission
+from executor_service.grammar import json_schema_keywords as keywords
+from executor_service.grammar.json_formats import FORMATS
+from executor_service.wire import admission as executor_admission
 from protos import sampling
 from protos.packserve.v1 import tokenizer_pb2
 from tests.fixtures.repository import ROOT
@@ -101,3 +103,15 @@ def test_every_file_of_the_architecture_exists() -> None:
     paths = re.findall(r"`((?:protos|tokenizer_service|executor_service|kernels)/[\w/.]*)`", text)
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_schema_keywords_are_those_that_the_code_takes() -> None:
+    section = API.split("**`json_schema`**")[1].split("**`regex`**")[0]
+    table, after = section.split("\n\n`title`")
+    enforced = {word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)}
+    formats = set(FORMATS)
+    taken = {*keywords.VALUES, *keywords.SCHEMA, *keywords.SCHEMA_LISTS, *keywords.SCHEMA_MAPS, *keywords.APPLICATORS}
+    assert enforced - formats == taken | keywords.DEFINITIONS | {"$ref"}
+    assert formats <= enforced
+    said = {"title", *re.findall(r"`([^`]+)`", after.split("say nothing")[0].removeprefix("`"))}
+    assert said >= keywords.ANNOTATIONS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from executor_service.weight_names import EMBEDDING
+from executor_service.models.weight_names import EMBEDDING
 from protos.client import Client
 from protos.errors import InvalidRequest, PackserveError
 from protos.packserve.v1 import sampling_pb2

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from executor_service.demo_model import ensure
-from executor_service.grammar import MatcherGrammar
-from executor_service.grammar_compiler import GrammarTokenizer, grammar_of
+from executor_service.conversion.demo_model import ensure
+from executor_service.grammar.compiler import GrammarTokenizer, grammar_of
+from executor_service.grammar.matcher_grammar import MatcherGrammar
 from protos.client import Client
 from protos.packserve.v1 import sampling_pb2, tokenizer_pb2
 from protos.packserve.v1.sampling_pb2 import FinishReason
@@ -54,7 +54,7 @@ def check_whole(schema: Json, text: str) -> None:
 
 def check_prefix(tokenizer: GrammarTokenizer, constraint: sampling_pb2.Constraint, token_ids: list[int]) -> None:
     matcher = tokenizer.matcher(grammar_of(constraint), "json_schema")
-    MatcherGrammar(matcher, tokenizer, frozenset(), lambda: None).replay(np.array(token_ids, np.int32))
+    MatcherGrammar(matcher, tokenizer, frozenset(), lambda: None).begin(np.array(token_ids, np.int32))
 
 
 @pytest.mark.slow

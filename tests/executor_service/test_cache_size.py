@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from executor_service.cache_group import CacheGroup
 from executor_service.cache_size import CacheSize
 from executor_service.config import ExecutorConfig
+from executor_service.scheduling.cache_group import CacheGroup
 from protos.errors import ConfigError
 
 FULL, WINDOW = CacheGroup(None, 2), CacheGroup(48, 10)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from executor_service.engine import EndRow, EndStream, Engine
-from executor_service.scheduler import Scheduler
-from executor_service.sequence import RowKey, Sequence
-from executor_service.step import CANCELLED, Cancelled, Finish, RowOutput, Sampled, Step
+from executor_service.scheduling.scheduler import Scheduler
+from executor_service.scheduling.sequence import RowKey, Sequence
+from executor_service.scheduling.step import CANCELLED, Cancelled, Finish, RowOutput, Sampled, Step
 from protos.errors import Unavailable
 from tests.fixtures.sequences import CountingLaunch, CountingRunner, make_cache, make_sequence
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model directory becomes a decoder, with blocks for each of its cache groups and the context that they hold."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,14 @@ def test_memory_is_measured_where_the_settings_say_nothing(tmp_path: Path) -> No
 def test_what_does_not_fit_is_named(tmp_path: Path, settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, "Qwen3ForCausalLM", **settings)
+
+
+@pytest.mark.parametrize(("do_sample", "expected"), [(True, (0.5, 1.25, 0.25)), (False, (0.0, 1.25, 0.0))])
+def test_defaults_are_those_of_generation_config(
+    tmp_path: Path, do_sample: bool, expected: tuple[float, float, float]
+) -> None:
+    """temperature, repetition_penalty and min_p; a model that is not to be sampled is greedy, penalties apply."""
+    generation = {"do_sample": do_sample, "temperature": 0.5, "repetition_penalty": 1.25, "min_p": 0.25}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    defaults = load(tmp_path, num_blocks=30).info.defaults
+    assert (defaults.temperature, defaults.repetition_penalty, defaults.min_p) == expected

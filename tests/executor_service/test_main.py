@@ -130,7 +130,7 @@ async def test_sigterm_lets_open_rows_end(model: Path, monkeypatch: pytest.Monke
 async def test_failed_engine_ends_the_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart is what helps: the executor must not stay as the least loaded one."""
     failing = (
-        "import executor_service.runner as r\n"
+        "import executor_service.device.runner as r\n"
         "forward = r.DeviceRunner.forward\n"
         "def failing(self, step):\n"
         "    if step.number == 5: raise RuntimeError('a kernel failed')\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.sequence import Sampling, Sequence
+from executor_service.scheduling.sequence import Sampling, Sequence
 from tests.fixtures.decoding import load_decoder
 from tests.fixtures.engine_run import BLOCK, EngineRun, Result
 from tests.fixtures.parity_grammar import ParityGrammar
@@ -110,9 +110,7 @@ ALL = numbered(*KINDS)
 
 @pytest.mark.parametrize(("num_threads", "depth"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("max_step_tokens", [7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 512])
-def test_in_company(
-    decoder: Any, alone: dict[str, Result], max_step_tokens: int, num_threads: int, depth: int
-) -> None:
+def test_in_company(decoder: Any, alone: dict[str, Result], max_step_tokens: int, num_threads: int, depth: int) -> None:
     torch.set_num_threads(num_threads)
     run = EngineRun(decoder, max_step_tokens=max_step_tokens, depth=depth)
     assert_same(run.run([request(kind) for kind in KINDS]), alone, ALL)

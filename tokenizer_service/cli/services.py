@@ -52,7 +52,7 @@ def names_a_model(arguments: tuple[str, ...], model_variable: str) -> bool:
 
 def demo_model() -> str:
     """The demo model's directory, by a process of its own: making it belongs to the executor's side."""
-    command = [sys.executable, "-m", "executor_service.demo_model"]
+    command = [sys.executable, "-m", "executor_service.conversion.demo_model"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
     if result.returncode:
         raise click.exceptions.Exit(result.returncode)  # it has said why

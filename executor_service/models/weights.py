@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder's weights on the device, filled from a checkpoint tensor by tensor.
+
+Each tensor of the files has one place here, or is on the short list of those that are computed anyway; anything else
+stops the start by its name. Does not know what the layers do with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from executor_service.models.checkpoint import StoredTensor, read_checkpoint
+from executor_service.models.model_config import ModelConfig
+from executor_service.models.weight_names import COMPUTED, EMBEDDING, HEAD, NORM, NORM_SUFFIX, Parts, layer_parts
+from protos.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+STORED_DTYPES = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """What a config does not have is None. Norms are what is multiplied by, in the type it is multiplied in."""
+
+    input_norm: Tensor  # [C]
+    qkv: Tensor  # [(H + 2 K) D, C]
+    output: Tensor  # [C, H D]
+    mlp_norm: Tensor  # [C]
+    gate_up: Tensor  # [2 F, C]
+    down: Tensor  # [C, F]
+    q_norm: Tensor | None = None  # [D]
+    k_norm: Tensor | None = None  # [D]
+    # Of what attention and MLP put out.
+    attention_output_norm: Tensor | None = None  # [C]
+    mlp_output_norm: Tensor | None = None  # [C]
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderWeights:
+    """Of a tied model, head and embedding are one tensor."""
+
+    embedding: Tensor  # [V, C]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [C]
+    head: Tensor  # [V, C]
+
+
+def load_weights(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> DecoderWeights:
+    """progress is told the bytes read and the bytes to read. Raises ConfigError naming a tensor that does not fit."""
+    stored = read_checkpoint(directory)
+    has_head = HEAD in stored or not config.tie_word_embeddings
+    places = Places(dtype, device, norm_dtype=torch.float32 if config.norms_add_one else dtype)
+    weights = places.decoder(config, has_head)
+    wanted = {name: tensor for name, tensor in stored.items() if not name.endswith(COMPUTED)}
+    for name in stored.keys() - wanted.keys():
+        logger.info("%s is not read: it is computed from the config", name)
+    check_fit(wanted, places.by_name)
+    for num_read in fill(places.by_name, wanted):
+        if progress:
+            progress(num_read, sum(tensor.num_bytes for tensor in wanted.values()))
+    if config.norms_add_one:
+        for name in places.by_name:
+            if name.endswith(NORM_SUFFIX):
+                places.by_name[name].add_(1)
+    return tie(weights) if config.tie_word_embeddings and has_head else weights
+
+
+def tie(weights: DecoderWeights) -> DecoderWeights:
+    """Where the files of a tied model hold a head too: one that differs is used as it is, as transformers does."""
+    if torch.equal(weights.head, weights.embedding):
+        return dataclasses.replace(weights, head=weights.embedding)
+    logger.warning("tie_word_embeddings is true but %s differs from %s: it is used", HEAD, EMBEDDING)
+    return weights
+
+
+class Places:
+    """Allocates weights, and knows which part of them each tensor of the checkpoint fills."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, norm_dtype: torch.dtype) -> None:
+        self.dtype, self.device, self.norm_dtype = dtype, device, norm_dtype
+        self.by_name: dict[str, Tensor] = {}
+
+    def allocate(self, parts: Parts) -> Tensor:
+        sizes = [shape[0] for shape in parts.values()]
+        width = next(iter(parts.values()))[1:]
+        is_norm = all(name.endswith(NORM_SUFFIX) for name in parts)
+        weight = torch.empty((sum(sizes), *width), dtype=self.norm_dtype if is_norm else self.dtype, device=self.device)
+        self.by_name |= zip(parts, torch.split(weight, sizes), strict=True)
+        return weight
+
+    def layer(self, config: ModelConfig, layer: int) -> LayerWeights:
+        fields = layer_parts(config, layer).items()
+        return LayerWeights(**{field: self.allocate(parts) for field, parts in fields})
+
+    def decoder(self, config: ModelConfig, has_head: bool) -> DecoderWeights:
+        table = (config.vocabulary_size, config.hidden_size)
+        embedding = self.allocate({EMBEDDING: table})
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(self.layer(config, layer) for layer in range(len(config.layers))),
+            norm=self.allocate({NORM: table[1:]}),
+            head=self.allocate({HEAD: table}) if has_head else embedding,
+        )
+
+
+def check_fit(stored: dict[str, StoredTensor], places: dict[str, Tensor]) -> None:
+    """Every stored tensor has a place, every place a tensor, and shapes are equal."""
+    if unknown := sorted(stored.keys() - places.keys()):
+        tensor = stored[unknown[0]]
+        raise ConfigError(f"{tensor.path.name}: tensor {unknown[0]} is not used by this config ({len(unknown)} such)")
+    if missing := sorted(places.keys() - stored.keys()):
+        raise ConfigError(f"checkpoint: tensor {missing[0]} is missing ({len(missing)} of {len(places)})")
+    for name, tensor in stored.items():
+        expected = tuple(places[name].shape)
+        if tensor.shape != expected:
+            raise ConfigError(
+                f"{tensor.path.name}: {name} has shape {list(tensor.shape)}, the config asks {list(expected)}"
+            )
+        if tensor.dtype not in STORED_DTYPES:
+            raise ConfigError(
+                f"{tensor.path.name}: {name} is stored as {tensor.dtype} ({', '.join(STORED_DTYPES)} are read)"
+            )
+
+
+def fill(places: dict[str, Tensor], stored: dict[str, StoredTensor]) -> Iterator[int]:
+    """The bytes read so far, after each tensor."""
+    num_read = 0
+    for path in sorted({tensor.path for tensor in stored.values()}):
+        with safe_open(path, framework="pt") as file:
+            for name, tensor in stored.items():
+                if tensor.path == path:
+                    places[name].copy_(file.get_tensor(name))
+                    num_read += tensor.num_bytes
+                    yield num_read
