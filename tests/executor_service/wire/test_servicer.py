@@ -256,11 +256,9 @@ async def test_rows_in_parts_are_bounded() -> None:
         assert "16 rows wait for their last parts" in client.rows[16].terminals[0].error.detail
 
 
-async def test_reader_that_stops_reading_loses_its_stream_and_no_other() -> None:
-    class EndlessRunner(CountingRunner):
-        """Rows in plenty, as fast as can be."""
-
-    async with running_executor(EndlessRunner(), num_blocks=10_000, max_step_tokens=4096) as executor:
+async def test_reader_that_stops_reading_loses_its_stream_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.wire.outbox.MAX_BYTES", 2**18)
+    async with running_executor(num_blocks=10_000, max_step_tokens=4096) as executor:
         async with connected(executor) as slow, connected(executor) as client:
             for start in range(0, 40_000, 200):
                 if not executor.streams._streams.get(1):
