@@ -205,13 +205,15 @@ async def test_deadline_ends_unary_and_stream(services: RunningServices) -> None
 
 
 async def test_cancelled_calls_leave_nothing(services: RunningServices) -> None:
-    """B41, and 200 calls cancelled while queued, mid chunk, decoding and finishing."""
+    """B38, B41: 200 calls cancelled while queued, mid chunk, decoding and finishing, some of them with four choices."""
     chance = random.Random(0)
     before = services.scrape(services.tokenizer)['packserve_requests_total{outcome="cancelled"}']
 
     async def cancelled_call(client: Client, i: int) -> None:
         prompt = [97] * chance.choice([1, 40, 400])
-        if i % 4 == 0:  # unary, at any time
+        if i % 5 == 4:
+            await cancelled_choices(prompt, chance.random() * 0.3)
+        elif i % 4 == 0:  # unary, at any time
             task = asyncio.create_task(client.generate(prompt, temperature=0, max_tokens=300))
             await asyncio.sleep(chance.random() * 0.3)
             task.cancel()
@@ -230,7 +232,17 @@ async def test_cancelled_calls_leave_nothing(services: RunningServices) -> None:
                 await anext(stream, None)  # ids that came together share a message
             await stream.aclose()
 
-    async with Client(services.address) as client:
+    async def cancelled_choices(prompt: list[int], after_s: float) -> None:
+        prompts = [tokenizer_pb2.Prompt(token_ids=batch_pb2.TokenIds(token_ids=prompt))]
+        sampling = sampling_pb2.SamplingParameters(max_tokens=300)
+        call = stub.GenerateStream(tokenizer_pb2.GenerateRequest(prompts=prompts, sampling=sampling, n=4))
+        task = asyncio.create_task(anext(aiter(call), None))
+        await asyncio.sleep(after_s)
+        call.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with Client(services.address) as client, grpc.aio.insecure_channel(services.address) as channel:
+        stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         for start in range(0, 200, 20):
             await asyncio.gather(*(cancelled_call(client, i) for i in range(start, start + 20)))
     client = Client(services.address)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Same ids, logits and scores whatever the company: cached prefixes, preemption, small steps, choices that share their
-prompt, neighbours of every kind, two steps in flight. Each against the same request alone with nothing cached."""
+prompt, neighbours of every kind, two steps in flight. Each against the same request alone with nothing cached. B40."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ SCORED = Sampling(temperature=1.1, seed=9, logprobs=5, prompt_logprobs=2)
 # Prompts below, at and above block and chunk edges; one that crosses several windows.
 KINDS: dict[str, tuple[int, Sampling, dict[str, Any]]] = {
     "greedy": (CHUNK + 1, Sampling(), {}),
+    "plain": (CHUNK - 1, Sampling(), {}),
     "sampled": (2 * CHUNK, SAMPLED, {}),
     "penalized": (BLOCK, PENALIZED, {}),
     "biased": (BLOCK - 1, BIASED, {}),

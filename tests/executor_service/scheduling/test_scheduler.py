@@ -9,7 +9,7 @@ import pytest
 from executor_service.scheduling.scheduler import Scheduler
 from executor_service.scheduling.sequence import RowKey, Sampling
 from executor_service.scheduling.step import CANCELLED, Failure, Finish, FinishReason
-from protos.errors import DeadlineExceeded, InvalidRequest, ModelFailure, PackserveError, Unavailable
+from protos.errors import DeadlineExceeded, InvalidRequest, LimitReached, ModelFailure, PackserveError, Unavailable
 from tests.fixtures.engine_loop import EngineLoop
 from tests.fixtures.sequences import CountingRunner, make_cache, make_sequence
 
@@ -209,6 +209,28 @@ def test_grammar_that_refuses_what_it_allowed_is_our_own_mistake_and_ends_its_ro
     outcome = loop.results[RowKey(1, 1)].outcome
     assert type(outcome) is PackserveError
     assert str(outcome) == "the constraint allowed id 7 at output position 0 and refused it"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("method", ["mask", "accept"])
+def test_grammar_that_can_not_go_on_ends_its_row_only(method: str, depth: int) -> None:
+    """It met a bound of its library, in the middle of the output."""
+    grammar = CountingGrammar([7, 8, 9])
+    right = getattr(grammar, method)
+
+    def limited(*token_id: int) -> object:
+        if len(grammar.left) == 1:
+            raise LimitReached("constraint: too many states")
+        return right(*token_id)
+
+    setattr(grammar, method, limited)
+    loop = make_loop(depth=depth)
+    loop.add(make_sequence(1, max_output_tokens=9, grammar=grammar), make_sequence(2))
+    found = loop.run()
+    assert found[2] == [4, 5, 6, 7]
+    assert found[1] == ([7, 8] if method == "mask" else [7, 8, 9])
+    assert str(loop.results[RowKey(1, 1)].outcome) == "constraint: too many states"
+    assert loop.scheduler.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
