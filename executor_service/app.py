@@ -88,7 +88,7 @@ class Executor:
         engine = Engine(scheduler, runner, config.depth or 1)
         grammars = Grammars(model.vocabulary, info.vocabulary_size, self.metrics.grammar_seconds.observe)
         streams = Streams(engine, _admission(model), grammars, config.max_queued)
-        self.metrics.watch(engine, info.name)
+        self.metrics.watch(engine, grammars, info.name)
         engine.start(EngineObserver(streams, self.metrics))
         self.servicer.open(streams, _welcome(model))
         return streams

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from executor_service.engine import Engine
+from executor_service.grammar.grammars import Grammars
 from executor_service.scheduling.step import RowOutput, Step
 from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, FunctionCounter, vllm_labels
 
@@ -48,8 +49,10 @@ class Metrics:
             if output.start:
                 self.queue_seconds.observe(output.start.queued_s)
 
-    def watch(self, engine: Engine, model_name: str) -> None:
+    def watch(self, engine: Engine, grammars: Grammars, model_name: str) -> None:
         """Series that read the engine, and vLLM's names for what means the same there."""
+        self._counter("packserve_grammar_hits", "Constraints that were known already.", lambda: grammars.num_hits)
+        self._counter("packserve_grammar_failures", "Constraints without a grammar.", lambda: grammars.num_failed)
         scheduler = engine.scheduler
         running = self._gauge("packserve_running_sequences", "Sequences that hold blocks.")
         running.set_function(lambda: len(scheduler.running))

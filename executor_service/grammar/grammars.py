@@ -58,7 +58,6 @@ class Grammars:
         self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
         self._compiling: dict[bytes, asyncio.Task[_Compiled]] = {}
         self.num_hits = 0
-        self.num_compiled = 0
         self.num_failed = 0
 
     async def get(
@@ -107,7 +106,6 @@ class Grammars:
 
     async def _compile(self, key: bytes) -> _Compiled:
         start_s = perf_counter()
-        self.num_compiled += 1
         try:
             compiled: _Compiled = await self._matcher(key)
         except InvalidRequest as refusal:
