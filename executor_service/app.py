@@ -69,8 +69,8 @@ class Executor:
 
     async def run(self) -> None:
         """Loads, warms up, then keeps the health service truthful. Raises EngineFailure: only a restart helps then."""
-        model = await _in_daemon_thread(lambda: load_model(self.config))
-        self.streams = self._start(model)
+        model, admission = await _in_daemon_thread(lambda: _load(self.config))
+        self.streams = self._start(model, admission)
         while True:
             was_serving = self.server.health.is_serving
             await self.server.health.set_serving(self.streams.engine.can_serve(self.config.stuck_after_s))
@@ -80,14 +80,14 @@ class Executor:
                 log.info("%s is %s", model.info.name, "not served" if was_serving else "served")
             await asyncio.sleep(_HEALTH_POLL_S)
 
-    def _start(self, model: LoadedModel) -> Streams:
+    def _start(self, model: LoadedModel, admission: Admission) -> Streams:
         config, info = self.config, model.info
         cache = SequenceCache(model.decoder.cache_groups, model.num_blocks, config.block_tokens)
         scheduler = Scheduler(cache, config.max_step_tokens, config.max_sequences)
         runner = DeviceRunner(model.decoder, model.num_blocks, config.block_tokens, model.device)
         engine = Engine(scheduler, runner, config.depth or 1)
         grammars = Grammars(model.vocabulary, info.vocabulary_size, self.metrics.grammar_seconds.observe)
-        streams = Streams(engine, _admission(model), grammars, config.max_queued)
+        streams = Streams(engine, admission, grammars, config.max_queued)
         self.metrics.watch(engine, grammars, info.name)
         engine.start(EngineObserver(streams, self.metrics))
         self.servicer.open(streams, _welcome(model))
@@ -103,10 +103,13 @@ class Executor:
             await self.streams.grammars.aclose()
 
 
-def _admission(model: LoadedModel) -> Admission:
+def _load(config: ExecutorConfig) -> tuple[LoadedModel, Admission]:
+    model = load_model(config)
     info = model.info
     eos_token_ids = frozenset(info.eos_token_ids)
-    return Admission(info.vocabulary_size, info.max_context_tokens, eos_token_ids, info.defaults, model.vocabulary)
+    return model, Admission(
+        info.vocabulary_size, info.max_context_tokens, eos_token_ids, info.defaults, model.vocabulary
+    )
 
 
 def _welcome(model: LoadedModel) -> executor_pb2.Welcome:

@@ -93,7 +93,7 @@ class Engine:
         """Read before the next step. Raises Unavailable where there will be none."""
         with self._condition:
             if self.error or self._is_stopping:
-                raise Unavailable(f"the engine has stopped: {self.error or 'shutting down'}")
+                raise Unavailable(f"the engine has stopped: {'see its log' if self.error else 'shutting down'}")
             before = len(self._inbox)
             self._inbox.extend(messages)
             self._num_posted_rows += sum(isinstance(message, Sequence) for message in self._inbox[before:])

@@ -6,6 +6,7 @@ Plain values, owned by the engine's thread. Does not know blocks' contents, tens
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -97,7 +98,7 @@ class Banned(Protocol):
     def always(self) -> tuple[int, ...]:
         """Ids that complete it whatever comes before."""
 
-    def next_token_ids(self, output: Int32Array) -> list[int]:
+    def next_token_ids(self, output: Int32Array) -> Iterable[int]:
         """Beside those, the ones that would complete it now."""
 
 

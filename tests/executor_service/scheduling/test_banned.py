@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.scheduling.banned import BadBytes, BadTokenIds, Pieces
+from executor_service.scheduling.banned import BadBytes, BadTokenIds, Pieces, beginning_with
 from protos.vocabulary import Vocabulary
 from tests.fixtures.byte_tokenizer import B_COMMA_C, END, THINK, byte_tokenizer
 
@@ -131,4 +131,24 @@ def test_large_vocabulary_by_the_definition() -> None:
 
 def test_choices_share_what_their_words_are_found_in(fx_byte: Vocabulary) -> None:
     pieces = Pieces(fx_byte)
-    assert pieces.containing((b"b,c",)) is pieces.containing((b"b,c",))
+    assert pieces.words(frozenset([b"b,c"])) is pieces.words(frozenset([b"b,c"]))
+
+
+def test_words_that_begin_alike_are_looked_at_once_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long an output runs along them: what the end of the text forbids is remembered."""
+    pieces = Pieces(vocabulary(b"a", b"b", b"c"))
+    words = [b"a" * 60 + end for end in (b"b", b"c", b"bc", b"cb")]
+    searches: list[bytes] = []
+    search = pieces.beginning_with
+    monkeypatch.setattr(pieces, "beginning_with", lambda prefix: searches.append(prefix) or search(prefix))
+    bad = BadBytes(words, pieces)
+    for length in range(1, 400):
+        bad.next_token_ids(output(*[0] * length))
+    assert len(searches) <= 60 * len(words)
+    assert set(bad.next_token_ids(output(*[0] * 400))) == {1, 2}
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\xff", b"a\xff", b"a", b"\xfe", b"b"])
+def test_strings_that_begin_so_stand_together(prefix: bytes) -> None:
+    strings = sorted([b"", b"a", b"ab", b"a\xff", b"a\xff\xff", b"b", b"\xfe", b"\xff", b"\xff\xff", b"\xffa"])
+    assert strings[beginning_with(strings, prefix)] == [string for string in strings if string.startswith(prefix)]
