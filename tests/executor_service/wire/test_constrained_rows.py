@@ -11,7 +11,7 @@ import pytest
 
 from executor_service.scheduling.sequence import Grammar
 from protos.packserve.v1 import sampling_pb2
-from tests.fixtures.executor_server import RunningExecutor, connected, running_executor
+from tests.fixtures.executor_server import Row, RunningExecutor, connected, running_executor
 from tests.fixtures.waiting import until
 
 ABC = sampling_pb2.SamplingParameters(constraint=sampling_pb2.Constraint(regex="abc+"), max_tokens=9)
@@ -115,3 +115,25 @@ async def test_half_closed_stream_waits_for_them() -> None:
         await slow.is_asked.wait()
         slow.release.set()
         await client.read_until_ended(1)
+
+
+async def test_known_output_goes_on_where_it_stopped() -> None:
+    """Taken over after "a": the constraint counts it, and what does not fit it is refused."""
+    async with running_executor() as executor, connected(executor) as client:
+        sampling = sampling_pb2.SamplingParameters(constraint={"regex": "abc"})
+        client.rows[1] = Row([ord("a")])
+        await client.send({1: [5, ord("a")]}, sampling=sampling, num_output_known=1)
+        await client.send({2: [5, ord("b")]}, sampling=sampling, num_output_known=1)
+        await client.read_until_ended(1, 2)
+        assert bytes(client.rows[1].token_ids) == b"abc"
+        assert "known output's id 98 at position 0" in client.rows[2].terminals[0].error.detail
+
+
+async def test_output_that_may_end_ends_with_a_stop_id_of_its_row() -> None:
+    """The counting model goes on to "c", which is a stop id of this row, where "ab" may end."""
+    async with running_executor() as executor, connected(executor) as client:
+        sampling = sampling_pb2.SamplingParameters(constraint={"regex": "ab[x-z]?"}, stop_token_ids=[ord("c")])
+        await client.send({1: BEFORE_A}, sampling=sampling)
+        await client.read_until_ended(1)
+        assert bytes(client.rows[1].token_ids) == b"abc"
+        assert client.rows[1].terminals[0].finished.stop_token_id == ord("c")
