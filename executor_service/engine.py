@@ -18,7 +18,7 @@ from executor_service.device.runner import Launched
 from executor_service.scheduling.scheduler import Scheduler
 from executor_service.scheduling.sequence import RowKey, Sequence
 from executor_service.scheduling.step import Limits, Outcome, RowOutput, Sampled, Step
-from protos.errors import Unavailable
+from protos.errors import PackserveError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -164,12 +164,17 @@ class Engine:
             started_s = monotonic()
             self._in_flight.append(Flight(step, self.runner.forward(step), started_s))
         elif not self._in_flight and self.scheduler.sequences:
-            raise AssertionError(f"{len(self.scheduler.sequences)} sequences are open and none can run")
+            self._end_stuck()
         self._sample()
         # With nothing to launch the queue drains; its ids may be what the next step waits for.
         if self._in_flight and (step is None or len(self._in_flight) == self.depth):
             self._commit()
             self._sample()
+
+    def _end_stuck(self) -> None:
+        """Our own mistake: what was let in can run. Those who wait get an answer, and the engine goes on."""
+        log.error("%d sequences are open and none can run: they end", len(self.scheduler.sequences))
+        self._publish(self.scheduler.fail_all(PackserveError("internal error")))
 
     def _sample(self) -> None:
         """Of the oldest step: all ids before it are known here, which is what a grammar needs."""

@@ -19,7 +19,8 @@ from executor_service.config import ExecutorConfig
 from executor_service.memory import available_bytes, usable_cpus
 from executor_service.models.decoder import Decoder
 from executor_service.models.fingerprint import config_sha256, weights_sha256
-from executor_service.models.model_config import GenerationDefaults, ModelConfig, load_model_config
+from executor_service.models.generation_config import GenerationDefaults
+from executor_service.models.model_config import ModelConfig, load_model_config
 from executor_service.models.weights import load_weights
 from protos.errors import ConfigError, InvalidRequest
 from protos.packserve.v1 import executor_pb2, sampling_pb2
@@ -62,7 +63,7 @@ def load_model(config: ExecutorConfig) -> LoadedModel:
         num_blocks,
         info.max_context_tokens,
     )
-    vocabulary = Vocabulary.load(config.model)
+    vocabulary = _vocabulary(config, model_config)
     fingerprint = executor_pb2.ModelFingerprint(
         config_sha256=config_sha256(model_config),
         weights_sha256=weights_sha256(config.model),
@@ -71,6 +72,19 @@ def load_model(config: ExecutorConfig) -> LoadedModel:
         quantization="none",
     )
     return LoadedModel(decoder, num_blocks, device, vocabulary, info, fingerprint)
+
+
+def _vocabulary(config: ExecutorConfig, model: ModelConfig) -> Vocabulary:
+    """May have more pieces than the model's table has rows, as that of a text model cut out of a larger one has."""
+    vocabulary = Vocabulary.load(config.model)
+    if len(vocabulary) > model.vocabulary_size:
+        log.warning(
+            "the tokenizer has %d pieces, the model's table %d rows: prompts with ids from %d on are refused",
+            len(vocabulary),
+            model.vocabulary_size,
+            model.vocabulary_size,
+        )
+    return vocabulary
 
 
 def _dtype(config: ExecutorConfig, model_config: ModelConfig) -> torch.dtype:
@@ -120,7 +134,7 @@ def _defaults(generation: GenerationDefaults) -> sampling_pb2.SamplingParameters
             repetition_penalty=generation.repetition_penalty,
         )
         check_sampling(defaults)
-    except (InvalidRequest, TypeError) as error:
+    except InvalidRequest as error:
         raise ConfigError(f"generation_config.json: {error}") from error
     return defaults
 

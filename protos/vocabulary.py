@@ -78,6 +78,10 @@ def read_json(path: Path) -> Json:
     """{} where there is no such file."""
     try:
         document = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(document, dict):

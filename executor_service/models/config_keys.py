@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from executor_service.models.config_value import shown
 from executor_service.models.families import FAMILIES, Family
 from protos.errors import ConfigError
 
@@ -77,21 +78,10 @@ def check_keys(config: Mapping[str, Any], family: Family) -> None:
     for key, value in config.items():
         if key in NEUTRAL:
             if value not in NEUTRAL[key]:
-                raise ConfigError(f"config.json: {key} {value!r} is not supported ({NEUTRAL[key][-1]!r})")
+                raise ConfigError(f"config.json: {key} is {shown(value)}, must be {NEUTRAL[key][-1]!r}")
         elif key in used or key in WITHOUT_EFFECT:
             continue
         elif key not in _OF_SOME_FAMILY:
             raise ConfigError(f"config.json: {key} is not understood")
         elif value not in (None, False):
-            raise ConfigError(f"config.json: {key} {value!r} is not understood in this architecture")
-
-
-# Of generation_config.json; others outside of what is used are logged.
-GENERATION_WITHOUT_EFFECT = {
-    "_from_model_config",
-    "bos_token_id",
-    "cache_implementation",
-    "eos_token_id",
-    "pad_token_id",
-    "transformers_version",
-}
+            raise ConfigError(f"config.json: {key} {shown(value)} is not understood in this architecture")

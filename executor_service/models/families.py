@@ -6,13 +6,16 @@ What a row leaves open the config's numbers say. Knows no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from executor_service.models.config_value import ConfigValue
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-Values = Mapping[str, Any]
+# More than any model has; a layer's config is some memory.
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Family:
     keys: frozenset[str]
     defaults: dict[str, Any]
     # FULL or SLIDING for each layer, where layer_types is not a key of this class or does not list them.
-    layer_types: Callable[[Values], list[str]]
+    layer_types: Callable[[ConfigValue], list[str]]
     # Of query, key and value projections, and of the output projection; None: attention_bias says.
     qkv_bias: bool | None = None
     output_bias: bool | None = None
@@ -39,22 +42,33 @@ class Family:
     rope_thetas: dict[str, float] = field(default_factory=dict)
 
 
-def all_full(values: Values) -> list[str]:
-    return [FULL] * values["num_hidden_layers"]
+def num_layers(config: ConfigValue) -> int:
+    return config["num_hidden_layers"].whole(high=MAX_LAYERS)
 
 
-def all_alike(values: Values) -> list[str]:
-    return [SLIDING if values["sliding_window"] else FULL] * values["num_hidden_layers"]
+def head_dim(config: ConfigValue) -> int:
+    natural = config["hidden_size"].whole() // config["num_attention_heads"].whole()
+    return config["head_dim"].default(natural).whole()
 
 
-def sliding_from_max_window_layers(values: Values) -> list[str]:
-    first = values["max_window_layers"] if values["use_sliding_window"] and values["sliding_window"] else None
-    return [FULL if first is None or i < first else SLIDING for i in range(values["num_hidden_layers"])]
+def all_full(config: ConfigValue) -> list[str]:
+    return [FULL] * num_layers(config)
 
 
-def every_nth_full(values: Values) -> list[str]:
-    n = values.get("sliding_window_pattern") or values.get("_sliding_window_pattern") or 6
-    return [SLIDING if (i + 1) % n else FULL for i in range(values["num_hidden_layers"])]
+def all_alike(config: ConfigValue) -> list[str]:
+    return [SLIDING if config["sliding_window"].is_given else FULL] * num_layers(config)
+
+
+def sliding_from_max_window_layers(config: ConfigValue) -> list[str]:
+    if not config["use_sliding_window"].default(False).boolean() or not config["sliding_window"].is_given:
+        return all_full(config)
+    first = config["max_window_layers"].whole(low=0)
+    return [FULL if i < first else SLIDING for i in range(num_layers(config))]
+
+
+def every_nth_full(config: ConfigValue) -> list[str]:
+    n = config["sliding_window_pattern"].or_else(config["_sliding_window_pattern"]).default(6).whole()
+    return [SLIDING if (i + 1) % n else FULL for i in range(num_layers(config))]
 
 
 _QWEN_KEYS = frozenset({"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"})

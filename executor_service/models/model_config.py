@@ -7,35 +7,23 @@ its name. An absent key takes the default of the architecture's class in transfo
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_service.models.config_keys import GENERATION_WITHOUT_EFFECT, check_keys
-from executor_service.models.families import FAMILIES, FULL, SLIDING, Family
+from executor_service.models.config_keys import check_keys
+from executor_service.models.config_value import ConfigValue
+from executor_service.models.families import FAMILIES, SLIDING, Family, head_dim
+from executor_service.models.generation_config import GenerationDefaults, parse_generation
+from executor_service.models.layer_types import parse_layer_types, parse_window
 from executor_service.models.rope_config import RopeConfig, parse_rope
 from protos.errors import ConfigError
-
-logger = logging.getLogger(__name__)
+from protos.vocabulary import read_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 # By the value of the family's activation key.
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-
-@dataclass(frozen=True)
-class GenerationDefaults:
-    """From generation_config.json; None where it says nothing."""
-
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,135 +78,81 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"config.json: head_dim {self.head_dim} is odd, rotary positions turn pairs")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f'config.json: dtype "{self.dtype}" is not supported ({", ".join(DTYPES)})')
 
 
 def load_model_config(directory: Path, max_context_tokens: int = 0) -> ModelConfig:
     """max_context_tokens: the longest context that will be served; 0 for the model's own. Raises ConfigError naming the
     file and the key."""
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
-    try:
-        return parse_model_config(read_json(directory / "config.json"), generation, max_context_tokens)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"config.json or generation_config.json: {type(error).__name__}: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds a {type(value).__name__}, not an object")
-    return value
+    config = read_json(directory / "config.json")
+    if not config:
+        raise ConfigError(f"{directory}: has no config.json, or an empty one")
+    return parse_model_config(config, read_json(directory / "generation_config.json"), max_context_tokens)
 
 
 def parse_model_config(
-    config: Mapping[str, Any], generation: Mapping[str, Any], max_context_tokens: int = 0
+    config_json: Mapping[str, Any], generation_json: Mapping[str, Any], max_context_tokens: int = 0
 ) -> ModelConfig:
-    architecture = parse_architecture(config)
+    architecture = parse_architecture(ConfigValue("config.json", config_json))
     family = FAMILIES[architecture]
-    check_keys(config, family)
-    values = {**family.defaults, **config}
-    num_heads, hidden_size = whole(values, "num_attention_heads"), whole(values, "hidden_size")
-    head_dim = whole(values, "head_dim", hidden_size // num_heads)
+    check_keys(config_json, family)
+    config = ConfigValue("config.json", {**family.defaults, **config_json})
+    generation = ConfigValue("generation_config.json", generation_json)
+    hidden_size, num_heads = config["hidden_size"].whole(), config["num_attention_heads"].whole()
+    vocabulary_size = config["vocab_size"].whole()
+    has_bias = config["attention_bias"].default(False).boolean()
+    eos_token_ids = [*parse_token_ids(config, vocabulary_size), *parse_token_ids(generation, vocabulary_size)]
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
-        intermediate_size=whole(values, "intermediate_size"),
+        intermediate_size=config["intermediate_size"].whole(),
         num_heads=num_heads,
-        num_kv_heads=whole(values, "num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        vocabulary_size=whole(values, "vocab_size"),
-        rms_norm_eps=float(values["rms_norm_eps"]),
-        max_position_embeddings=whole(values, "max_position_embeddings"),
-        layers=parse_layers(family, values, max_context_tokens),
-        activation=parse_activation(family, values),
+        num_kv_heads=config["num_key_value_heads"].default(num_heads).whole(),
+        head_dim=head_dim(config),
+        vocabulary_size=vocabulary_size,
+        rms_norm_eps=config["rms_norm_eps"].positive(),
+        max_position_embeddings=config["max_position_embeddings"].whole(),
+        layers=parse_layers(family, config, max_context_tokens),
+        activation=ACTIVATIONS[config[family.activation_key].default("silu").one_of(ACTIVATIONS)],
         embedding_scale=hidden_size**family.embedding_power,
-        attention_scale=values.get("query_pre_attn_scalar", head_dim) ** -0.5,
-        attention_cap=values.get("attn_logit_softcapping"),
-        logit_cap=values.get("final_logit_softcapping"),
-        qkv_bias=bool(values.get("attention_bias") if family.qkv_bias is None else family.qkv_bias),
-        output_bias=bool(values.get("attention_bias") if family.output_bias is None else family.output_bias),
-        mlp_bias=bool(values.get("mlp_bias")),
+        attention_scale=parse_attention_scale(family, config),
+        attention_cap=parse_cap(config["attn_logit_softcapping"]),
+        logit_cap=parse_cap(config["final_logit_softcapping"]),
+        qkv_bias=has_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=has_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=config["mlp_bias"].default(False).boolean(),
         qk_norm=family.qk_norm,
         output_norms=family.output_norms,
         norms_add_one=family.norms_add_one,
-        tie_word_embeddings=bool(values.get("tie_word_embeddings")),
-        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-        eos_token_ids=tuple(dict.fromkeys([*token_ids(values), *token_ids(generation)])),
+        tie_word_embeddings=config["tie_word_embeddings"].default(False).boolean(),
+        dtype=config["dtype"].or_else(config["torch_dtype"]).default("float32").one_of(DTYPES),
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         generation=parse_generation(generation),
     )
 
 
-def parse_architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or []
-    if len(names) != 1 or names[0] not in FAMILIES:
-        raise ConfigError(f"config.json: architectures {names} is not supported ({', '.join(FAMILIES)})")
-    return str(names[0])
+def parse_architecture(config: ConfigValue) -> str:
+    [name] = config["architectures"].default([]).elements(1)
+    return name.one_of(FAMILIES)
 
 
-def parse_activation(family: Family, values: Mapping[str, Any]) -> str:
-    name = values.get(family.activation_key, "silu")
-    if name not in ACTIVATIONS:
-        raise ConfigError(f'config.json: {family.activation_key} "{name}" is not supported ({", ".join(ACTIVATIONS)})')
-    return ACTIVATIONS[name]
-
-
-def parse_layers(family: Family, values: Mapping[str, Any], max_context_tokens: int) -> tuple[LayerConfig, ...]:
-    kinds = parse_layer_types(family, values)
-    ropes = {kind: parse_rope(values, family, kind, max_context_tokens) for kind in dict.fromkeys(kinds)}
-    window = parse_window(values) if SLIDING in kinds else None
+def parse_layers(family: Family, config: ConfigValue, max_context_tokens: int) -> tuple[LayerConfig, ...]:
+    kinds = parse_layer_types(family, config)
+    ropes = {kind: parse_rope(config, family, kind, max_context_tokens) for kind in dict.fromkeys(kinds)}
+    window = parse_window(config) if SLIDING in kinds else None
     return tuple(LayerConfig(window if kind == SLIDING else None, ropes[kind]) for kind in kinds)
 
 
-def parse_layer_types(family: Family, values: Mapping[str, Any]) -> list[str]:
-    num_layers = whole(values, "num_hidden_layers")
-    own, listed = family.layer_types(values), values.get("layer_types")
-    if listed is None:
-        return own
-    if other := next((kind for kind in listed if kind not in (FULL, SLIDING)), None):
-        raise ConfigError(f'config.json: layer_types "{other}" is not supported ({FULL}, {SLIDING})')
-    if len(listed) != num_layers:
-        raise ConfigError(f"config.json: layer_types has {len(listed)} entries, num_hidden_layers is {num_layers}")
-    if "layer_types" not in family.keys and listed != own:
-        raise ConfigError(f"config.json: layer_types is not understood in this architecture, all are {own[0]}")
-    return list(listed)
+def parse_attention_scale(family: Family, config: ConfigValue) -> float:
+    key = "query_pre_attn_scalar"
+    return float((config[key].positive() if key in family.keys else head_dim(config)) ** -0.5)
 
 
-def parse_window(values: Mapping[str, Any]) -> int | None:
-    """None where no context outgrows it."""
-    if not values.get("use_sliding_window", True):
-        raise ConfigError(f"config.json: layer_types has {SLIDING}, use_sliding_window is false")
-    window = whole(values, "sliding_window")
-    return window if window < whole(values, "max_position_embeddings") else None
+def parse_cap(value: ConfigValue) -> float | None:
+    return value.positive() if value.is_given else None
 
 
-def whole(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A count above zero; default stands for an absent key and for null."""
-    value = default if values.get(key) is None else values[key]
-    if value is None:
-        raise ConfigError(f"config.json: {key} is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}, must be a whole number above 0")
-    return value
-
-
-def token_ids(config: Mapping[str, Any]) -> list[int]:
-    """eos_token_id, which is one id, a list or null."""
-    value = config.get("eos_token_id")
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [int(value)]
-
-
-def parse_generation(generation: Mapping[str, Any]) -> GenerationDefaults:
-    names = GenerationDefaults.__dataclass_fields__
-    for key in generation:
-        if key not in names and key not in GENERATION_WITHOUT_EFFECT:
-            logger.warning("generation_config.json: %s is not used", key)
-    return GenerationDefaults(**{name: generation[name] for name in names if generation.get(name) is not None})
+def parse_token_ids(config: ConfigValue, vocabulary_size: int) -> Iterator[int]:
+    """eos_token_id, which is one id, a list or null. The sampler may have to forbid it: each has a row of the table."""
+    value = config["eos_token_id"].default([])
+    for each in value.elements() if isinstance(value.given, list) else [value]:
+        yield each.token_id(vocabulary_size)

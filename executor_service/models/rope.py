@@ -66,9 +66,9 @@ def yarn_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     def dimension(num_turns: float) -> float:
         return head_dim * math.log(context / (num_turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
-    low = dimension(parameters.get("beta_fast") or 32)
-    high = dimension(parameters.get("beta_slow") or 1)
-    if parameters.get("truncate", True):
+    low = dimension(parameters["beta_fast"])
+    high = dimension(parameters["beta_slow"])
+    if parameters["truncate"]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:

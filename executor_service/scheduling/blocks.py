@@ -77,11 +77,6 @@ class BlockPool:
         else:
             self._plain.append(block_id)
 
-    def clear(self) -> None:
-        """Forgets the content of every free block."""
-        while self._cached:
-            self._plain.append(self._evict())
-
     def check(self) -> None:
         """Every block is plain, cached or held, and only one of these; the index knows no plain one."""
         held = {block_id for block_id, number in enumerate(self._num_holders) if number}

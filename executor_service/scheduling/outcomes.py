@@ -6,6 +6,8 @@ Does not know blocks or other rows.
 
 from __future__ import annotations
 
+import numpy as np
+
 from executor_service.scheduling.sequence import Grammar, Sequence
 from executor_service.scheduling.step import Finish, FinishReason, Outcome, PromptScores, RowStart, Scores
 from executor_service.scheduling.step_rows import first_scored
@@ -31,6 +33,10 @@ def _by_grammar(sequence: Sequence, grammar: Grammar, token_id: int) -> Outcome 
         return Finish(FinishReason.STOP) if grammar.is_complete else None
     except PackserveError as error:
         return error
+
+
+def are_finite(scores: Scores) -> bool:
+    return bool(np.isfinite(scores.logprobs).all())
 
 
 def not_finite(sequence: Sequence) -> ModelFailure:

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
-from executor_service.scheduling.outcomes import finish_of, late, new_scores, not_finite, nothing_allowed, take_start
+from executor_service.scheduling.outcomes import (
+    are_finite,
+    finish_of,
+    late,
+    new_scores,
+    not_finite,
+    nothing_allowed,
+    take_start,
+)
 from executor_service.scheduling.rows import Rows
 from executor_service.scheduling.sequence import RowKey, Sequence
 from executor_service.scheduling.sequence_cache import SequenceCache
@@ -52,6 +61,8 @@ class Scheduler:
         self.num_failed_rows = 0
         self._in_flight: deque[Flight] = deque()
         self._leaving: set[RowKey] = set()
+        # No open row has an earlier one.
+        self._next_deadline_s = inf
 
     @property
     def has_work(self) -> bool:
@@ -93,6 +104,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.rows.add(sequence)
+        if sequence.deadline_s is not None:
+            self._next_deadline_s = min(self._next_deadline_s, sequence.deadline_s)
 
     def end(self, key: RowKey, outcome: Outcome) -> list[RowOutput]:
         """Nothing where the row has ended already."""
@@ -105,8 +118,13 @@ class Scheduler:
             self.end(key, CANCELLED)
 
     def expire(self, now_s: float) -> list[RowOutput]:
+        if now_s < self._next_deadline_s:
+            return []
         expired = [s for s in self.sequences.values() if s.deadline_s is not None and now_s >= s.deadline_s]
-        return [self._end(sequence, late(sequence, now_s)) for sequence in expired]
+        outputs = [self._end(sequence, late(sequence, now_s)) for sequence in expired]
+        deadlines = (s.deadline_s for s in self.sequences.values() if s.deadline_s is not None)
+        self._next_deadline_s = min(deadlines, default=inf)
+        return outputs
 
     def fail_all(self, outcome: Outcome) -> list[RowOutput]:
         """Every open row ends so; steps in flight are given up."""
@@ -212,6 +230,8 @@ class Scheduler:
             return self._end(sequence, sequence.fault)
         if sample and sample[1]:
             return self._fail(sequence, sample[1])
+        if prompt_scores and not are_finite(prompt_scores):
+            return self._fail(sequence, Failure.NOT_FINITE)
         self.cache.commit(sequence, row.context_len)
         prompt = new_scores(sequence, row.first_position, prompt_scores) if prompt_scores else None
         if not sample:

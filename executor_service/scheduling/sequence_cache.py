@@ -85,11 +85,6 @@ class SequenceCache:
             for block_id in held.own:
                 group.pool.index.forget(block_id)
 
-    def clear(self) -> None:
-        """Forgets everything that nobody holds."""
-        for group in self.groups:
-            group.pool.clear()
-
     # ---- blocks come and go
 
     def num_wanted(self, sequence: Sequence, hit: Hit, chunk_tokens: int) -> list[int]:

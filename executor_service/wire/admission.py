@@ -7,7 +7,7 @@ Nothing behind it checks a caller's values again. Does not know the engine.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from time import monotonic
@@ -138,7 +138,9 @@ class Admission:
     def _pieces(self) -> Pieces:
         if self.vocabulary is None:
             raise NotReady("sampling.bad_bytes needs the bytes of ids, this executor has no vocabulary")
-        return Pieces(self.vocabulary)
+        # A tokenizer may have more pieces than the model's table has rows; only rows can be forbidden.
+        pieces = self.vocabulary.pieces[: self.vocabulary_size]
+        return Pieces(replace(self.vocabulary, pieces=pieces))
 
 
 def _with_room(token_ids: Int32Array, num_tokens: int) -> Int32Array:

@@ -197,3 +197,20 @@ def test_hung_step_is_not_healthy_and_a_long_one_is() -> None:
     recorder.wait_for_outcomes(1)
     assert engine.can_serve(stuck_after_s=0.2)
     engine.stop(5)
+
+
+def test_rows_that_none_can_run_are_answered_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that finds nothing to do, by a mistake of ours, must not leave callers waiting or stop the others."""
+    recorder = Recorder()
+    engine = make_engine(CountingRunner(), 1)
+    monkeypatch.setattr(engine.scheduler, "schedule", lambda: None)
+    engine.start(recorder)
+    engine.post([make_sequence(1)])
+    recorder.wait_for_outcomes(1)
+    assert str(recorder.outcomes[RowKey(1, 1)]) == "internal error"
+    monkeypatch.undo()
+    engine.post([make_sequence(2)])
+    recorder.wait_for_outcomes(2)
+    assert isinstance(recorder.outcomes[RowKey(1, 2)], Finish)
+    assert engine.error is None
+    engine.stop(5)

@@ -55,3 +55,23 @@ def test_defaults_are_those_of_generation_config(
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     defaults = load(tmp_path, num_blocks=30).info.defaults
     assert (defaults.temperature, defaults.repetition_penalty, defaults.min_p) == expected
+
+
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        ({"top_k": -5}, "sampling.top_k is -5, must be >= -1"),
+        ({"temperature": -1}, "sampling.temperature is -1, must"),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_named(tmp_path: Path, default: dict[str, float], message: str) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(default))
+    with pytest.raises(ConfigError, match=rf"^generation_config\.json: {message}"):
+        load(tmp_path, num_blocks=30)
+
+
+def test_pieces_that_the_table_has_no_rows_for_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_byte_tokenizer(write_random_model(tmp_path, vocabulary_size=260))
+    model = load_model(ExecutorConfig(tmp_path, threads=1, num_blocks=30))
+    assert (model.info.vocabulary_size, len(model.vocabulary)) == (260, 263)
+    assert "the tokenizer has 263 pieces, the model's table 260 rows" in caplog.text

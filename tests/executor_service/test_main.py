@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -108,6 +110,25 @@ async def test_second_executor_on_a_used_port_refuses_to_start(model: Path, whic
         assert process.returncode != 0
         assert f"EXECUTOR_{which.upper()}={getattr(first, which)}" in stderr
         assert await status(first.port, "readiness") == SERVING
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"eos_token_id": 320}, "config.json: eos_token_id is 320, must be in the model's vocabulary [0, 320)"),
+        ({"rope_scaling": ["x"]}, "config.json: rope_scaling is ['x'], must be an object"),
+    ],
+)
+async def test_a_model_directory_that_is_wrong_ends_the_start_in_one_line(
+    tmp_path: Path, overrides: dict[str, Any], line: str
+) -> None:
+    config = json.loads((write_random_model(tmp_path) / "config.json").read_text()) | overrides
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    process = start(tmp_path, free_ports())
+    _, stderr = await asyncio.to_thread(process.communicate, None, 60)
+    assert process.returncode == 1
+    assert stderr.splitlines()[-1] == f"packserve executor: {line}"
+    assert "Traceback" not in stderr
 
 
 async def test_sigterm_lets_open_rows_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

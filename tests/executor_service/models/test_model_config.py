@@ -2,12 +2,14 @@
 """A model directory's config is understood as a whole, or the start stops and names the key."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor_service.models.model_config import GenerationDefaults, ModelConfig, load_model_config, parse_model_config
+from executor_service.models.generation_config import GenerationDefaults
+from executor_service.models.model_config import ModelConfig, load_model_config, parse_model_config
 from protos.errors import ConfigError
 from tests.fixtures.random_model import random_config, write_random_model
 
@@ -19,14 +21,17 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures \['GPT2LMHeadModel'\] is not supported \(Qwen3For"),
-        ({"architectures": ...}, r"architectures \[\] is not supported"),
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures\[0\] is 'GPT2LMHeadModel', must be one of Qwen3For"),
+        ({"architectures": ...}, "architectures has 0 entries, must have 1"),
         ({"clip_qkv": 8}, "clip_qkv is not understood"),
-        ({"hidden_act": "gelu"}, r'hidden_act "gelu" is not supported \(silu, gelu_pytorch_tanh\)'),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', must be one of silu, gelu_pytorch_tanh"),
         ({"hidden_activation": "silu"}, "hidden_activation is not understood"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention, use_sliding_window is false"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, 'layer_types "chunked_attention" is not supported'),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 2"),
+        (
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            r"layer_types\[1\] is 'chunked_attention', must",
+        ),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, must have 2"),
         (
             {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "sliding_window": None},
             "sliding_window is missing",
@@ -43,7 +48,7 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not understood"),
         (
             {"architecture": "Gemma3ForCausalLM", "use_bidirectional_attention": True},
-            "use_bidirectional_attention True",
+            "use_bidirectional_attention is True, must be False",
         ),
         (
             {"architecture": "Gemma3ForCausalLM", "rope_parameters": {"rope_type": "default"}},
@@ -51,26 +56,29 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
         ),
         (
             {"architecture": "Gemma3ForCausalLM", "rope_parameters": {"sliding_attention": {"rope_type": "foo"}}},
-            'rope_parameters.sliding_attention.rope_type "foo" is not supported',
+            "rope_parameters.sliding_attention.rope_type is 'foo', must be one of",
         ),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .* is not supported"),
-        ({"pretraining_tp": 2}, "pretraining_tp 2 is not supported"),
-        ({"dtype": "float64"}, r'dtype "float64" is not supported \(float32, bfloat16, float16\)'),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*, must be None"),
+        ({"pretraining_tp": 2}, "pretraining_tp is 2, must be 1"),
+        ({"dtype": "float64"}, "dtype is 'float64', must be one of float32, bfloat16, float16"),
         ({"intermediate_size": ...}, "intermediate_size is missing"),
-        ({"vocab_size": -1}, "vocab_size is -1, must be a whole number above 0"),
+        ({"vocab_size": -1}, r"vocab_size is -1, must be a whole number in \[1, 2147483647\]"),
         ({"num_kv_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         (
             {"rope_scaling": {"type": "foo"}},
-            r'rope_scaling.type "foo" is not supported \(default, linear, dynamic, llama3, yarn, longrope\)',
+            "rope_scaling.type is 'foo', must be one of default, linear, dynamic, llama3, yarn, longrope",
         ),
-        ({"rope_parameters": {"rope_type": "proportional"}}, 'rope_parameters.rope_type "proportional" is not supp'),
-        ({"rope_parameters": {"rope_type": "longrope"}}, 'short_factor is missing, rope "longrope" needs it'),
+        (
+            {"rope_parameters": {"rope_type": "proportional"}},
+            "rope_parameters.rope_type is 'proportional', must",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is missing"),
         (
             {"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]}},
-            "rope_parameters.short_factor has 1 entries, head_dim 16 needs half",
+            "rope_parameters.short_factor has 1 entries, must have 8",
         ),
-        ({"rope_scaling": {"rope_type": "linear"}}, 'rope_scaling.factor is missing, rope "linear" needs it'),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         (
             {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}},
             "rope_parameters.mrope_section is not supported",
@@ -134,9 +142,95 @@ def test_both_files_are_read(tmp_path: Path) -> None:
     assert config.generation.top_k == 5
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("{", "Expecting"), ("[]", "holds a list")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no config.json"),
+        ("{}", "has no config.json, or an empty one"),
+        ("{", r"config\.json: not JSON: Expecting"),
+        ("[]", r"config\.json: holds a list"),
+        ("[" * 100_000, r"config\.json: nested too deeply"),
+    ],
+)
 def test_a_config_that_can_not_be_read_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=rf"config\.json: {message}"):
+    with pytest.raises(ConfigError, match=message):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", [320, 100_000, 2**40, -1, 1.5, True, "5", {}])
+def test_an_end_id_outside_the_vocabulary_is_refused(value: Any) -> None:
+    """The sampler has no score of it that it could forbid."""
+    wanted = rf"is {re.escape(repr(value))}, must be in the model's vocabulary \[0, 320\)$"
+    with pytest.raises(ConfigError, match=rf"^config\.json: eos_token_id {wanted}"):
+        parse(eos_token_id=value)
+    with pytest.raises(ConfigError, match=rf"^generation_config\.json: eos_token_id\[1\] {wanted}"):
+        parse({"eos_token_id": [319, value]})
+
+
+def test_an_end_id_in_a_list_is_not_null() -> None:
+    with pytest.raises(ConfigError, match=r"eos_token_id\[0\] is missing"):
+        parse(eos_token_id=[None])
+
+
+GEMMA = {"architecture": "Gemma3ForCausalLM"}
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "wanted"),
+    [
+        ("rms_norm_eps", [-1, 0, NAN, INFINITY, "1e-6", [], True, 10**400], r"a number in \[1e-30, 1e\+30\]"),
+        ("query_pre_attn_scalar", [0, -16, "x", INFINITY, []], "a number in"),
+        ("attn_logit_softcapping", [0, -1, "x", NAN, [], True], "a number in"),
+        ("final_logit_softcapping", [0, -1, "x", NAN, [], True], "a number in"),
+        ("sliding_window_pattern", [0, -1, 2.5, "2", []], "a whole number in"),
+        ("sliding_window", [0, -1, "x", 1.5, True, 10**30], "a whole number in"),
+        ("num_hidden_layers", [0, "7", 2**31 - 1], r"a whole number in \[1, 4096\]"),
+        ("max_position_embeddings", [0, 10**12, "512"], r"a whole number in \[1, 2147483647\]"),
+        ("tie_word_embeddings", ["false", 0, []], "true or false"),
+        ("attention_bias", ["false", 1], "true or false"),
+        ("architectures", ["Gemma3ForCausalLM", 5], "a list"),
+        ("architectures", [[["x"]], [{}]], "one of"),
+        ("layer_types", ["full_attention", 5, {"a": 1}], "a list"),
+        ("layer_types", [[["a"], {}], [5, 5]], "one of full_attention, sliding_attention"),
+        ("hidden_activation", [["silu"], 5, {}], "one of"),
+        ("dtype", [["float32"], 5, {}], "one of"),
+    ],
+)
+def test_a_value_of_another_type_or_outside_its_range_is_named(key: str, values: list[Any], wanted: str) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"^config\.json: {key}(\[0\])? is .+, must be {wanted}") as raised:
+            parse(**GEMMA, **{key: value})
+        assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("value", [None, "1", [1]])
+def test_layers_that_see_all_are_counted(value: Any) -> None:
+    with pytest.raises(ConfigError, match="max_window_layers is "):
+        parse(use_sliding_window=True, sliding_window=5, max_window_layers=value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("do_sample", "no", "true or false"),
+        ("top_k", 50.0, "a whole number in"),
+        ("top_k", 2**40, "a whole number in"),
+        ("temperature", True, "a number in"),
+        ("temperature", "1", "a number in"),
+        ("top_p", NAN, "a number in"),
+        ("min_p", INFINITY, "a number in"),
+        ("repetition_penalty", [], "a number in"),
+    ],
+)
+def test_a_generation_default_of_another_type_is_named(key: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generation_config\.json: {key} is .+, must be {wanted}"):
+        parse({key: value})
+
+
+def test_one_spelling_or_another_is_one_config() -> None:
+    whole = parse(**GEMMA, final_logit_softcapping=30, query_pre_attn_scalar=16, rms_norm_eps=1)
+    assert whole == parse(**GEMMA, final_logit_softcapping=30.0, query_pre_attn_scalar=16.0, rms_norm_eps=1.0)
+    assert isinstance(whole.logit_cap, float)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from executor_service.models.config_value import ConfigValue
 from executor_service.models.families import FAMILIES, FULL, SLIDING
 from executor_service.models.rope import Rope, inverse_frequencies
 from executor_service.models.rope_config import RopeConfig, parse_rope
+from protos.errors import ConfigError
 from tests.fixtures.oracle import transformers
 
 CPU = torch.device("cpu")
@@ -38,8 +40,10 @@ LONGROPE = {
 
 
 def parsed(max_position_embeddings: int, max_context_tokens: int = 0, **config: Any) -> RopeConfig:
-    values = {"max_position_embeddings": max_position_embeddings, "head_dim": 16} | config
-    return parse_rope(values, FAMILIES["Qwen3ForCausalLM"], FULL, max_context_tokens)
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    values = {"max_position_embeddings": max_position_embeddings} | heads | config
+    qwen = FAMILIES["Qwen3ForCausalLM"]
+    return parse_rope(ConfigValue("config.json", values), qwen, FULL, max_context_tokens)
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)
@@ -99,7 +103,7 @@ def test_dynamic_is_plain_up_to_the_context_that_is_served() -> None:
     ],
 )
 def test_layer_types_have_ropes_of_their_own(keys: dict[str, Any]) -> None:
-    values, family = {"max_position_embeddings": 512} | keys, FAMILIES["Gemma3ForCausalLM"]
+    values, family = ConfigValue("config.json", {"max_position_embeddings": 512} | keys), FAMILIES["Gemma3ForCausalLM"]
     assert parse_rope(values, family, FULL) == RopeConfig(5e5, "linear", {"factor": 8.0})
     assert parse_rope(values, family, SLIDING) == RopeConfig(1e3)
 
@@ -112,3 +116,52 @@ def test_a_position_has_the_same_bits_alone_and_in_company() -> None:
         alone = rope(positions[i : i + 1], torch.float32)
         assert torch.equal(alone[0][0], cos[i])
         assert torch.equal(alone[1][0], sin[i])
+
+
+LLAMA3 = PARAMETERS[4]
+YARN = PARAMETERS[5]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_theta": 0}, r"rope_theta is 0, must be a number in \[2, 1e\+30\]"),
+        ({"rope_theta": -1}, "rope_theta is -1, must"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf, must"),
+        ({"rope_theta": 10**400}, r"rope_theta is 1000.*\.\.\..*000, must"),
+        ({"rope_scaling": ["x"]}, r"rope_scaling is \['x'\], must be an object"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x', must be an object"),
+        ({"rope_scaling": 5}, "rope_scaling is 5, must be an object"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\], must be an object"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"rope_scaling.type is \['yarn'\], must be one of default, linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, r"rope_scaling.factor is 0, must be a number in \[1e-30, "),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor is -2, must"),
+        ({"rope_scaling": {"type": "linear", "factor": "8"}}, "factor is '8', must"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 0}}, "factor is 0, must"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": 0}}, "rope_parameters.low_freq_factor is 0, must"),
+        (
+            {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}},
+            "high_freq_factor is 1, must be above low_freq_fa",
+        ),
+        ({"rope_parameters": YARN | {"factor": 0}}, "factor is 0, must"),
+        ({"rope_parameters": YARN | {"factor": float("inf")}}, "factor is inf, must"),
+        ({"rope_parameters": YARN | {"beta_fast": "x"}}, "beta_fast is 'x', must"),
+        ({"rope_parameters": YARN | {"beta_slow": 40}}, "beta_fast is 32, must be above beta_slow 40"),
+        ({"rope_parameters": YARN | {"mscale": -1}}, r"mscale is -1, must be a number in \[0, 1e\+30\]"),
+        ({"rope_parameters": YARN | {"truncate": "no"}}, "truncate is 'no', must be true or false"),
+        ({"rope_parameters": LONGROPE, "original_max_position_embeddings": 1}, r"embeddings is 1, must .* \[2, "),
+        ({"rope_parameters": LONGROPE | {"long_factor": ["x"] * 8}}, r"long_factor\[0\] is 'x', must"),
+        ({"rope_parameters": LONGROPE | {"short_factor": [1] * 7 + [0]}}, r"short_factor\[7\] is 0, must"),
+        ({"rope_parameters": LONGROPE | {"short_factor": 5}}, "short_factor is 5, must be a list"),
+        ({"rope_parameters": LONGROPE | {"attention_factor": 0}}, "attention_factor is 0, must"),
+    ],
+)
+def test_a_value_that_makes_no_frequencies_is_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^config\.json: .*{message}"):
+        parsed(32_768, **keys)
+
+
+def test_a_layer_types_rope_is_an_object() -> None:
+    values = ConfigValue("config.json", {"rope_parameters": {FULL: 5}})
+    with pytest.raises(ConfigError, match=r"rope_parameters\.full_attention is 5, must be an object"):
+        parse_rope(values, FAMILIES["Gemma3ForCausalLM"], FULL)

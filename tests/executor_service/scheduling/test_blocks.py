@@ -79,16 +79,6 @@ def test_shared_block_is_free_when_its_last_holder_gives_it_back() -> None:
     pool.check()
 
 
-def test_clear_forgets_what_nobody_holds() -> None:
-    pool = BlockPool(4)
-    known = cached(pool, [1, 2])
-    pool.share([known[1]])
-    pool.clear()
-    pool.check()
-    assert [pool.index.find(content(number)) for number in (1, 2)] == [None, known[1]]
-    assert pool.num_free == 3
-
-
 def test_check_sees_a_lost_block() -> None:
     pool = BlockPool(2)
     pool._plain.pop()

@@ -69,11 +69,19 @@ def test_salt_separates() -> None:
     assert num_cached(loop, 4, 20, cache_salt=b"a") == 16
 
 
-def test_cleared_cache_finds_nothing() -> None:
-    loop = make_loop()
-    num_cached(loop, 1, 20)
-    loop.scheduler.cache.clear()
-    assert num_cached(loop, 2, 20) == 0
+def test_hit_is_one_that_every_group_has_whole() -> None:
+    """The second window's hit is shorter, and there the first window has lost what it would see: a shorter one yet."""
+    loop = make_loop(windows=(8, 12))
+    num_cached(loop, 1, 40, max_output_tokens=1)
+    first, second = loop.scheduler.cache.groups
+    cache = loop.scheduler.cache
+    contents = cache.contents(make_sequence(9, 41), 10)
+    for group, lost in ((second, 8), (first, 7)):
+        block_id = group.pool.index.find(contents[lost])
+        assert block_id is not None
+        group.pool._cached.move_to_end(block_id, last=False)
+        group.pool._plain.append(group.pool._evict())
+    assert num_cached(loop, 2, 41) == 28
 
 
 def test_least_recently_used_prefix_goes_first_and_from_its_end() -> None:

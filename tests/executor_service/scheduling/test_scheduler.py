@@ -8,10 +8,10 @@ import pytest
 
 from executor_service.scheduling.scheduler import Scheduler
 from executor_service.scheduling.sequence import RowKey, Sampling
-from executor_service.scheduling.step import CANCELLED, Failure, Finish, FinishReason
+from executor_service.scheduling.step import CANCELLED, Failure, Finish, FinishReason, Sampled
 from protos.errors import DeadlineExceeded, InvalidRequest, LimitReached, ModelFailure, PackserveError, Unavailable
 from tests.fixtures.engine_loop import EngineLoop
-from tests.fixtures.sequences import CountingRunner, make_cache, make_sequence
+from tests.fixtures.sequences import CountingLaunch, CountingRunner, make_cache, make_sequence
 
 
 def make_loop(
@@ -242,6 +242,26 @@ def test_row_without_numbers_ends_alone_with_an_error(depth: int) -> None:
     outcome = loop.results[RowKey(1, 1)].outcome
     assert type(outcome) is ModelFailure
     assert str(outcome) == "the model's logits for output position 2 are not finite"
+    assert loop.scheduler.num_failed_rows == 1
+
+
+def test_prompt_scores_that_are_no_numbers_end_the_row() -> None:
+    """They are not handed out; other rows go on."""
+    loop = make_loop(max_step_tokens=8, failures={})
+    scores_of_prompt = loop.runner.sampled
+
+    def broken(launched: CountingLaunch) -> Sampled:
+        sampled = scores_of_prompt(launched)
+        for scores in sampled.prompt_scores:
+            scores.logprobs[-1] = np.nan
+        return sampled
+
+    loop.runner.sampled = broken  # type: ignore[method-assign]
+    loop.add(make_sequence(1, 20, sampling=Sampling(prompt_logprobs=0)), make_sequence(2))
+    assert loop.run()[2] == [4, 5, 6, 7]
+    result = loop.results[RowKey(1, 1)]
+    assert type(result.outcome) is ModelFailure
+    assert (result.token_ids, result.prompt_logprobs) == ([], [])
     assert loop.scheduler.num_failed_rows == 1
 
 

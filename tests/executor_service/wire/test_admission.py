@@ -120,6 +120,15 @@ def test_bad_ids_and_bytes_become_what_the_output_forbids() -> None:
     assert len(admit(bad_token_ids=[TokenIds(token_ids=[3])]).banned) == 1
 
 
+def test_bad_bytes_never_forbid_ids_that_the_model_has_not() -> None:
+    """A tokenizer may have more pieces than the model's table has rows."""
+    pieces = (*(b"x" for _ in range(320)), b"ab", b"x")
+    sequence = admit(vocabulary=Vocabulary(pieces, frozenset(), False), bad_bytes=[b"ab", b"xx"])
+    assert sequence.sampling.banned_token_ids == ()
+    [banned] = sequence.banned
+    assert set(banned.next_token_ids(np.array([5], np.int32))) == set(range(320))
+
+
 def test_bad_bytes_are_refused_where_ids_have_no_bytes() -> None:
     assert admit(vocabulary=None).banned == ()
     with pytest.raises(NotReady, match=r"sampling\.bad_bytes needs the bytes of ids"):

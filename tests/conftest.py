@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test shares: no example of hypothesis is too slow on a shared machine."""
+
+from hypothesis import settings
+
+settings.register_profile("packserve", deadline=None)
+settings.load_profile("packserve")
