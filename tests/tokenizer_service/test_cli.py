@@ -130,10 +130,13 @@ def test_a_named_model_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names_a_model((), "EXECUTOR_MODEL")
 
 
-def test_ports_are_known_while_serving_and_free_for_one_prompt() -> None:
+def test_ports_are_known_while_serving_and_free_for_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the known ones are in use on this machine is not the question here."""
     names = [prefix + name for prefix in ("", "executor_") for name in ("port", "health_port", "metrics_port")]
     given = dict.fromkeys(names) | {"metrics_port": 9000}
-    tokenizer, executor = chosen_ports("0.0.0.0", True, **given)
+    with monkeypatch.context() as patch:
+        patch.setitem(chosen_ports.__globals__, "with_free_ports", lambda *ports: ports)
+        tokenizer, executor = chosen_ports("0.0.0.0", True, **given)
     assert tokenizer == Ports("0.0.0.0", 50051, 50052, 9000)
     assert executor == Ports("127.0.0.1", 50061, 50062, 9102)
     tokenizer, executor = chosen_ports("127.0.0.1", False, **given)
