@@ -42,18 +42,19 @@ class Client:
         await self._channel.close()
 
     async def generate(
-        self, prompt: Prompt, *, stop: Sequence[str] = (), timeout_s: float | None = None, **sampling: Any
+        self, prompt: Prompt, *, stop: str | Sequence[str] = (), timeout_s: float | None = None, **fields: Any
     ) -> tokenizer_pb2.Choice:
-        """The whole answer. ``sampling`` holds fields of SamplingParameters: max_tokens=16, temperature=0."""
+        """The whole answer, of the first choice. ``fields`` are those of SamplingParameters (max_tokens=16) and of
+        GenerateRequest (bad_words, priority, cache_salt)."""
         with domain_errors():
-            response = await self._stub.Generate(generate_request(prompt, stop, sampling), timeout=timeout_s)
+            response = await self._stub.Generate(generate_request(prompt, stop, fields), timeout=timeout_s)
         return response.choices[0]
 
     async def generate_stream(
-        self, prompt: Prompt, *, stop: Sequence[str] = (), timeout_s: float | None = None, **sampling: Any
+        self, prompt: Prompt, *, stop: str | Sequence[str] = (), timeout_s: float | None = None, **fields: Any
     ) -> AsyncIterator[tokenizer_pb2.Choice]:
         """What is new, as it comes; the last one carries `finish`. Closing the iterator cancels the call."""
-        call = self._stub.GenerateStream(generate_request(prompt, stop, sampling), timeout=timeout_s)
+        call = self._stub.GenerateStream(generate_request(prompt, stop, fields), timeout=timeout_s)
         try:
             with domain_errors():
                 async for response in call:
@@ -77,9 +78,16 @@ class Client:
             return await self._stub.GetModelInfo(tokenizer_pb2.GetModelInfoRequest())
 
 
-def generate_request(prompt: Prompt, stop: Sequence[str], sampling: dict[str, Any]) -> tokenizer_pb2.GenerateRequest:
+def generate_request(
+    prompt: Prompt, stop: str | Sequence[str], fields: Mapping[str, Any]
+) -> tokenizer_pb2.GenerateRequest:
+    """Each field goes where its name is. Raises ValueError for one that is nowhere."""
+    own = fields.keys() & tokenizer_pb2.GenerateRequest.DESCRIPTOR.fields_by_name.keys()
     return tokenizer_pb2.GenerateRequest(
-        prompts=[wire_prompt(prompt)], stop=stop, sampling=sampling_pb2.SamplingParameters(**sampling)
+        prompts=[wire_prompt(prompt)],
+        stop=[stop] if isinstance(stop, str) else stop,
+        sampling=sampling_pb2.SamplingParameters(**{name: fields[name] for name in fields.keys() - own}),
+        **{name: fields[name] for name in own},
     )
 
 

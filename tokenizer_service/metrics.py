@@ -12,10 +12,11 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protos.errors import DeadlineExceeded, RequestCancelled
+from protos.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestCancelled
 from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, vllm_labels
 
-STOP, LENGTH, CANCELLED, EXPIRED, ERROR = OUTCOMES = ("stop", "length", "cancelled", "expired", "error")
+OUTCOMES = ("stop", "length", "cancelled", "expired", "refused", "error")
+STOP, LENGTH, CANCELLED, EXPIRED, REFUSED, ERROR = OUTCOMES
 
 # A deadline reaches caller and server at slightly different times; a call cancelled this close to it has expired.
 DEADLINE_SLACK_S = 0.05
@@ -110,5 +111,7 @@ class CallRecord:
             case asyncio.CancelledError() | GeneratorExit() | RequestCancelled():
                 is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s - DEADLINE_SLACK_S
                 return EXPIRED if is_late else CANCELLED
+            case InvalidRequest() | NotSupported():
+                return REFUSED
             case _:
                 return ERROR

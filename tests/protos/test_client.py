@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from protos.client import Client, Prompt
+from protos.client import Client, Prompt, generate_request
 from protos.errors import InvalidRequest, Unavailable
 from protos.packserve.v1 import sampling_pb2
 from tests.fixtures.echo_service import EchoServicer, serve_echo
@@ -61,3 +61,11 @@ async def test_no_server_is_unavailable() -> None:
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(Unavailable):
             await client.model_info()
+
+
+def test_fields_go_where_their_names_are() -> None:
+    request = generate_request("a", "END", {"temperature": 0.5, "bad_words": ["x"], "priority": 3})
+    assert (list(request.stop), list(request.bad_words), request.priority) == (["END"], ["x"], 3)
+    assert request.sampling.temperature == 0.5
+    with pytest.raises(ValueError, match="temperatur"):
+        generate_request("a", (), {"temperatur": 0.5})

@@ -241,3 +241,24 @@ def test_killed_up_takes_its_services_along(packserve_up: Up) -> None:
         while packserve_up.is_running("executor") or packserve_up.is_running("tokenizer"):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "-1"], "-1 is not in the range 0<=x<=18446744073709551615"),
+        (["--seed", str(2**64)], "is not in the range"),
+        (["--max-tokens", "99999999999"], "99999999999 is not in the range"),
+        (["--top-k", "99999999999"], "99999999999 is not in the range"),
+    ],
+)
+def test_number_that_no_field_holds_is_refused_in_one_line(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(main, ["generate", "Hello", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_file_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_bytes(b"{\xff}")
+    result = CliRunner().invoke(main, ["generate", "Hello", "--json-schema", str(tmp_path / "schema.json")])
+    assert (result.exit_code, "byte 1 is not UTF-8" in result.output) == (1, True)

@@ -426,6 +426,15 @@ async def test_row_error_reaches_the_caller_and_cancels_the_other_rows(model: Pa
         assert it.sample("packserve_requests_total", outcome="error") == 1
 
 
+async def test_callers_mistakes_are_counted_apart(model: Path) -> None:
+    async with app_with(scripted(b"x"), model) as it:
+        for request in (asks(n=0), asks(tenant="blue")):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await it.stub.Generate(request)
+        assert it.sample("packserve_requests_total", outcome="refused") == 2
+        assert it.sample("packserve_requests_total", outcome="error") == 0
+
+
 async def test_hops_and_outcomes_are_measured_under_both_names(model: Path) -> None:
     async with app_with(scripted(b"abcd"), model) as it:
         before = it.scrape()

@@ -20,18 +20,23 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_MAX_TOKENS = 256
 
 TEXT_FILE = click.File(encoding="utf-8")
+# What the fields can hold.
+INT32 = click.IntRange(-(2**31), 2**31 - 1)
+UINT64 = click.IntRange(0, 2**64 - 1)
 
 SAMPLING_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--address", default=DEFAULT_ADDRESS, show_default=True, help="Of the tokenizer service."),
-    click.option("--max-tokens", default=DEFAULT_MAX_TOKENS, show_default=True, help="End the answer there."),
+    click.option(
+        "--max-tokens", type=INT32, default=DEFAULT_MAX_TOKENS, show_default=True, help="End the answer there."
+    ),
     click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token each time."),
-    click.option("--top-k", type=int, help="Choose among the k likeliest tokens."),
+    click.option("--top-k", type=INT32, help="Choose among the k likeliest tokens."),
     click.option("--top-p", type=float, help="Choose among the likeliest tokens that reach probability p."),
     click.option("--min-p", type=float, help="Choose among tokens at least p times as likely as the likeliest."),
     click.option("--repetition-penalty", type=float, help="Above 1, tokens of prompt and answer become less likely."),
     click.option("--presence-penalty", type=float, help="Above 0, tokens of the answer become less likely."),
     click.option("--frequency-penalty", type=float, help="The same, as often as the answer has them."),
-    click.option("--seed", type=int, help="The same seed gives the same answer."),
+    click.option("--seed", type=UINT64, help="The same seed gives the same answer."),
 ]
 CONSTRAINT_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--json-schema", type=TEXT_FILE, metavar="FILE", help="Answer in JSON that fits this schema."),
@@ -72,13 +77,20 @@ def constraint(
 ) -> sampling_pb2.Constraint | None:
     """Of constraint_options, of which at most one can be given."""
     kinds: dict[str, Any] = {
-        "json_schema": json_schema and json_schema.read(),
+        "json_schema": json_schema and _text(json_schema),
         "json_object": json_object or None,
         "regex": regex,
-        "grammar": grammar and grammar.read(),
+        "grammar": grammar and _text(grammar),
         "choices": sampling_pb2.Choices(choices=choices) if choices else None,
     }
     kinds = given(kinds)
     if len(kinds) > 1:
         raise click.UsageError(f"only one of {', '.join(kinds)} can be given")
     return sampling_pb2.Constraint(**kinds) if kinds else None
+
+
+def _text(file: IO[str]) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file.name}: byte {error.start} is not UTF-8") from error
