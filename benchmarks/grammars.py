@@ -30,6 +30,7 @@ from benchmarks.serve import make_prompts
 from benchmarks.services import Services, median, percentile, run_load, running_services
 from executor_service.grammar.compiler import GrammarTokenizer, grammar_of
 from executor_service.grammar.matcher_grammar import MatcherGrammar
+from executor_service.grammar.prototype import OwnLexers, Prototype
 from protos.packserve.v1 import sampling_pb2
 from protos.vocabulary import Vocabulary
 
@@ -103,8 +104,9 @@ class Llguidance:
         self.tokenizer = GrammarTokenizer(pieces, len(pieces))
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], Row]:
-        matcher = self.tokenizer.matcher(grammar_of(sampling_pb2.Constraint(json_schema=json.dumps(schema))), None)
-        return lambda: MatcherGrammar(matcher.deep_copy(), self.tokenizer, frozenset({0}), lambda: None)
+        grammar = grammar_of(sampling_pb2.Constraint(json_schema=json.dumps(schema)))
+        prototype = Prototype(self.tokenizer, grammar, "json_schema", OwnLexers())
+        return lambda: MatcherGrammar(prototype, frozenset({0}))
 
 
 class Xgrammar:

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from executor_service.conversion.demo_model import ensure
-from executor_service.grammar.compiler import GrammarTokenizer, grammar_of
+from executor_service.grammar.compiler import GrammarTokenizer
 from executor_service.grammar.matcher_grammar import MatcherGrammar
 from protos.client import Client
 from protos.packserve.v1 import sampling_pb2, tokenizer_pb2
 from protos.packserve.v1.sampling_pb2 import FinishReason
 from protos.vocabulary import Vocabulary
-from tests.fixtures.grammars import schema_constraint
+from tests.fixtures.grammars import make_prototype, schema_constraint
 from tests.fixtures.random_schemas import Json, random_schema
 from tests.fixtures.services import running_services
 
@@ -53,8 +53,7 @@ def check_whole(schema: Json, text: str) -> None:
 
 
 def check_prefix(tokenizer: GrammarTokenizer, constraint: sampling_pb2.Constraint, token_ids: list[int]) -> None:
-    matcher = tokenizer.matcher(grammar_of(constraint), "json_schema")
-    MatcherGrammar(matcher, tokenizer, frozenset(), lambda: None).begin(np.array(token_ids, np.int32))
+    MatcherGrammar(make_prototype(constraint, tokenizer), frozenset()).begin(np.array(token_ids, np.int32))
 
 
 @pytest.mark.slow
@@ -76,4 +75,5 @@ def test_random_schemas_with_the_demo_model(tmp_path: Path) -> None:
         else:
             num_cut += 1
             check_prefix(tokenizer, constraint, [*choice.token_ids])
+    print(f"{NUM_SCHEMAS - num_cut} of {NUM_SCHEMAS} ended and are valid, {num_cut} were cut and are valid beginnings")
     assert num_cut <= MAX_CUT

@@ -26,19 +26,31 @@ HEADER = '%llguidance {"no_forcing": true}\n'
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 # A control character that has no short escape is left out, so that each key is spelled in one way.
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf"\\'}
-# For one step: 200,000 of fuel is some 15 ms, 50,000 items some 3 ms. A lexer's state takes 1 to 2 kB.
+# A lexer's state takes 1 to 2 kB.
 MAX_LEXER_STATES = 16_000
-LIMITS = LLParserLimits(
-    max_items_in_row=10_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=MAX_LEXER_STATES,
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
+
+
+def _limits(max_items: int, max_step_items: int) -> LLParserLimits:
+    """max_items: ways to go on at one place. For one step: 200,000 of fuel is some 15 ms."""
+    return LLParserLimits(
+        max_items_in_row=max_items,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=max_step_items,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+# A property that may come next takes up to 5 items, and the square of their number the time: 10,000 some 35 ms.
+LIMITS = _limits(10_000, 50_000)
+# Where each character is a lexeme, an ambiguous grammar has items for each place of the output, and takes the cube of
+# their number: 600 some 12 ms.
+CHARACTER_LIMITS = _limits(600, 12_000)
 
 _MAX_FAULT = 200
+_PARSER_LIMIT = re.compile("Current row has ([0-9]+) items; max is ([0-9]+)|Too many items .limit ([0-9]+)")
 _LIMIT = re.compile(
     "fuel|limit|max is|too (?:large|many|complex|big|deep)|exceeded|exhausted|unable to determine", re.I
 )
@@ -122,7 +134,9 @@ class GrammarTokenizer:
 
     def matcher(self, grammar: str, kind: str | None) -> LLMatcher:
         """Before its first token. Raises InvalidRequest where no output is allowed, LimitReached past a bound."""
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=CHARACTER_LIMITS if kind == "grammar" else LIMITS
+        )
         num_allowed = 0 if matcher.is_error() else int.from_bytes(matcher.compute_bitmask()).bit_count()
         if matcher.is_error():
             raise fault(matcher, f"constraint.{kind}")
@@ -131,11 +145,21 @@ class GrammarTokenizer:
         return matcher
 
 
+def is_parser_limit(matcher: LLMatcher) -> bool:
+    """Of a matcher in its error state: it has too many ways to go on, which no other matcher has to do with."""
+    return _PARSER_LIMIT.search(matcher.get_error()) is not None
+
+
 def fault(matcher: LLMatcher, what: str) -> PackserveError:
     """Of a matcher in its error state."""
     message = matcher.get_error().removesuffix("\n<non-verbose/>")
     if message.startswith("NoExtension"):
         return InvalidRequest(f"{what}: nothing can follow, in this vocabulary")
+    if limit := _PARSER_LIMIT.search(message):
+        num_items, max_items, max_step_items = limit.groups()
+        if max_step_items:
+            return LimitReached(f"{what}: one step follows more than {max_step_items} ways to go on")
+        return LimitReached(f"{what}: has {num_items} ways to go on at one place, the limit is {max_items}")
     lines = [line.strip() for line in _PREFIX.sub("", message).splitlines()]
     reason = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     reason = next((advice for start, advice in _ADVICE.items() if reason.startswith(start)), reason)

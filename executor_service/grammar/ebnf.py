@@ -16,7 +16,8 @@ from typing import NamedTuple
 from protos.errors import InvalidRequest
 
 START = "root"
-MAX_DEPTH = 64
+# Of groups and repeats in a rule as the library gets it.
+MAX_DEPTH = 28
 MAX_REPEATS = 10_000
 
 _TOKEN = re.compile(
@@ -76,7 +77,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = [*_tokens(text)]
         self._next = 0
-        self._depth = 0
+        self._num_open = 0
         self._names: set[str] = set()
 
     def rules(self) -> dict[str, Rule]:
@@ -88,6 +89,8 @@ class _Parser:
             self._take("define")
             self._names = set()
             body = self._alternatives()
+            if _depth(body) > MAX_DEPTH:
+                raise InvalidRequest(f"constraint.grammar: rule {name} nests deeper than {MAX_DEPTH}")
             rules[name] = Rule(body, frozenset(self._names))
         missing = frozenset({START}).union(*(rule.names for rule in rules.values())) - rules.keys()
         if missing:
@@ -119,7 +122,8 @@ class _Parser:
         while self._kind in ("name", "literal", "class", ".", "("):
             item = self._item()
             while self._kind == "repeat":
-                item = f"({item}){_repeat(self._take('repeat'))}"
+                repeat = _repeat(self._take("repeat"))
+                item = f"({item}){repeat}" if repeat else '""'
             items.append(item)
         return " ".join(items) or '""'
 
@@ -133,16 +137,26 @@ class _Parser:
             return f"({characters(''.join(_characters(token.text[1:-1], token.line)))})"
         if kind == "class":
             return _class(token)
-        return self._group(token) if kind == "(" else "/(?s:.)/"
+        return self._group() if kind == "(" else "/(?s:.)/"
 
-    def _group(self, opening: Token) -> str:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise InvalidRequest(f"constraint.grammar: line {opening.line}: groups nest deeper than {MAX_DEPTH}")
+    def _group(self) -> str:
+        self._num_open += 1
+        if self._num_open > MAX_DEPTH:
+            line = self._tokens[self._next].line
+            raise InvalidRequest(f"constraint.grammar: line {line}: groups nest deeper than {MAX_DEPTH}")
         inner = self._alternatives()
         self._take(")")
-        self._depth -= 1
+        self._num_open -= 1
         return f"({inner})"
+
+
+def _depth(body: str) -> int:
+    """Of its parentheses, those in expressions left out."""
+    depth = deepest = 0
+    for mark in re.findall("[()]", re.sub("/[^/]*/", "", body)):
+        depth += 1 if mark == "(" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _tokens(text: str) -> Iterator[Token]:
@@ -198,11 +212,14 @@ def _class(token: Token) -> str:
 
 
 def _repeat(token: Token) -> str:
+    """Empty where it stands for no time at all."""
     if token.text in "*+?":
         return token.text
     bounds = [int(number) for number in re.findall("[0-9]+", token.text)]
     if bounds[-1] < bounds[0] or bounds[-1] > MAX_REPEATS:
         raise InvalidRequest(f"constraint.grammar: line {token.line}: {token.text} must rise, to at most {MAX_REPEATS}")
+    if bounds[-1] == 0 and not token.text.replace(" ", "").endswith(",}"):
+        return ""
     first, last = bounds[0], bounds[-1] if "," not in token.text or len(bounds) == 2 else ""
     return f"{{{first},{last}}}"
 

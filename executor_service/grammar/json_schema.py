@@ -8,6 +8,7 @@ enforced raises InvalidRequest with the keyword and its place. Does not know the
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -35,6 +36,8 @@ Schema = Json | bool
 
 MAX_SCHEMAS = 10_000
 MAX_DEPTH = 64
+# Of the document's objects and lists: the library reads 127, and $defs may be added.
+MAX_JSON_DEPTH = 120
 
 _SCHEMA_KEYWORDS = frozenset(SCHEMA + SCHEMA_LISTS + SCHEMA_MAPS + APPLICATORS + ("$ref",)) | DEFINITIONS
 
@@ -44,10 +47,24 @@ def parse(text: str) -> Schema:
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise InvalidRequest(f"constraint.json_schema: nested deeper than {MAX_DEPTH}") from error
+        raise _too_deep() from error
     except ValueError as error:
         raise InvalidRequest(f"constraint.json_schema: not JSON: {error}") from error
+    _check_depth(document)
     return plain_schema(document)
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"constraint.json_schema: objects and lists nest deeper than {MAX_JSON_DEPTH}")
+
+
+def _check_depth(document: Any) -> None:
+    level, depth = [document], 0
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise _too_deep()
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
@@ -145,6 +162,8 @@ def _check_keywords(schema: Json, place: str) -> None:
     for keyword, value in schema.items():
         if keyword == "$id" and place != "#":
             raise InvalidRequest(f"constraint.json_schema: $id at {place}: only the root may have one")
+        if keyword in DEFINITIONS and not isinstance(value, dict):
+            raise InvalidRequest(f"constraint.json_schema: {keyword} at {place} must be an object")
         if keyword in VALUES:
             if wrong := VALUES[keyword](value):
                 raise InvalidRequest(f"constraint.json_schema: {keyword} at {place} {wrong}")
@@ -189,10 +208,16 @@ def _target(document: Any, reference: str) -> Any:
     for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         try:
-            target = target[int(key)] if isinstance(target, list) else target[key]
+            target = target[_index(key)] if isinstance(target, list) else target[key]
         except (LookupError, ValueError, TypeError):
             raise InvalidRequest(f"constraint.json_schema: $ref {reference} leads nowhere") from None
     return target
+
+
+def _index(key: str) -> int:
+    if not re.fullmatch("0|[1-9][0-9]{0,8}", key):
+        raise ValueError(key)
+    return int(key)
 
 
 def _refuse_narrow_ranges(bounds: list[tuple[str, float, str]]) -> None:

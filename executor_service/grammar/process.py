@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
 
-from executor_service.grammar.frames import LENGTH_BYTES, frame, unpack_answer
+from executor_service.grammar.frames import LENGTH_BYTES, frame
 from protos.errors import LimitReached, Unavailable
 
 MAX_COMPILE_S = 5.0
 # Beside what the worker takes before its first constraint.
 MAX_COMPILE_BYTES = 512 * 2**20
-MAX_WAITING = 64
+MAX_WAITING = 256
 _MAX_START_S = 60.0
 _PROGRAM = "executor_service.grammar.worker"
 
@@ -38,27 +39,32 @@ class GrammarProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def compile(self, constraint: bytes) -> str:
-        """The grammar of a Constraint. Raises InvalidRequest, or LimitReached naming the bound."""
+    async def compile(self, constraint: bytes) -> bytes:
+        """The worker's answer to a Constraint, of `frames`. Raises LimitReached naming the bound.
+
+        When it is cancelled its constraint leaves the queue, or the worker that is at it ends.
+        """
         if self._num_waiting >= MAX_WAITING:
             raise LimitReached(f"{self._num_waiting} constraints wait to be compiled, the limit is {MAX_WAITING}")
         self._num_waiting += 1
         try:
             async with self._turn:
-                answer = await self._ask(constraint)
+                return await self._ask(constraint)
         finally:
             self._num_waiting -= 1
-        return unpack_answer(answer)
 
-    async def _ask(self, constraint: bytes) -> bytes:
+    async def _ask(self, constraint: bytes, is_retry: bool = False) -> bytes:
         process = await self._running()
         try:
             return await self._exchange(process, constraint, self._max_s)
         except TimeoutError:
             raise LimitReached(f"the constraint takes more than {self._max_s:g} s to compile") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            bound = f"{self._max_bytes // 2**20} MiB of memory"
-            raise LimitReached(f"the constraint takes more than {bound}, or too deep a stack, to compile") from None
+            if process.returncode != -signal.SIGKILL or is_retry:
+                bound = f"{self._max_bytes // 2**20} MiB of memory"
+                raise LimitReached(f"the constraint takes more than {bound}, or too deep a stack, to compile") from None
+        # Its own limits end it in other ways: somebody else did.
+        return await self._ask(constraint, is_retry=True)
 
     async def _running(self) -> Process:
         if self._process and self._process.returncode is None:

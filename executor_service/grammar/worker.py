@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from llguidance import LLMatcher
 
-from executor_service.grammar.compiler import GrammarTokenizer, grammar_of
+from executor_service.grammar.compiler import GrammarTokenizer, fault, grammar_of
 from executor_service.grammar.frames import GRAMMAR, LENGTH_BYTES, READY, frame, pack_error, unpack_pieces
 from protos.errors import InvalidRequest, LimitReached
 from protos.packserve.v1 import sampling_pb2
@@ -62,16 +62,19 @@ def _serve(tokenizer: GrammarTokenizer, frames: BinaryIO) -> None:
 def _answer(tokenizer: GrammarTokenizer, constraint: sampling_pb2.Constraint) -> bytes:
     try:
         grammar = grammar_of(constraint)
-        _walk(tokenizer.matcher(grammar, constraint.WhichOneof("kind")))
+        kind = constraint.WhichOneof("kind")
+        _walk(tokenizer.matcher(grammar, kind), f"constraint.{kind}")
     except (InvalidRequest, LimitReached) as error:
         return pack_error(error)
     return GRAMMAR + grammar.encode()
 
 
-def _walk(matcher: LLMatcher) -> None:
-    """A limit that is reached here is one output's, and no fault of the grammar."""
+def _walk(matcher: LLMatcher, what: str) -> None:
+    """A limit that is reached after the first token is one output's, and no fault of the grammar."""
     for step in range(NUM_STEPS):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
+        if step == 1 and matcher.is_error() and isinstance(error := fault(matcher, what), LimitReached):
+            raise error
         if matcher.is_error() or matcher.is_stopped():
             return
         matcher.consume_token(int(allowed[step * 7919 % len(allowed)]))

@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from executor_service.grammar import compiler, matcher_grammar
+from executor_service.grammar import prototype as prototype_module
 from executor_service.grammar.compiler import WHITESPACE, GrammarTokenizer, grammar_of
 from executor_service.grammar.matcher_grammar import MatcherGrammar
 from protos.errors import InvalidRequest, LimitReached
@@ -19,10 +21,10 @@ from tests.fixtures.byte_tokenizer import B_COMMA_C, END, IM_END, NUM_PIECES, VO
 from tests.fixtures.grammars import (
     accepts,
     allowed_ids,
-    byte_grammar_tokenizer,
     choices_constraint,
     feed,
     make_grammar,
+    make_prototype,
     schema_constraint,
     walk,
 )
@@ -108,8 +110,7 @@ def test_dead_end_of_the_vocabulary_is_an_error() -> None:
     tokenizer = GrammarTokenizer([b"a"], 32)
     with pytest.raises(InvalidRequest, match=r"^constraint.regex: nothing can follow, in this vocabulary"):
         tokenizer.matcher(grammar_of(Constraint(regex="b")), "regex")
-    matcher = tokenizer.matcher(grammar_of(Constraint(regex="ab")), "regex")
-    grammar = MatcherGrammar(matcher, tokenizer, frozenset(), lambda: None)
+    grammar = MatcherGrammar(make_prototype(Constraint(regex="ab"), tokenizer), frozenset())
     assert grammar.accept(0)
     with pytest.raises(InvalidRequest, match=r"^constraint: nothing can follow"):
         grammar.mask()
@@ -118,11 +119,95 @@ def test_dead_end_of_the_vocabulary_is_an_error() -> None:
 def test_limit_that_is_reached_on_the_way_is_the_rows_error() -> None:
     """Five hundred ways to be in the middle of it."""
     grammar = make_grammar(Constraint(regex="(([a-z]{1,50}){1,50}){1,50}"))
-    faults: list[None] = []
-    grammar._on_fault = lambda: faults.append(None)
     with pytest.raises(LimitReached, match=r"^constraint: lexer error: too many"):
         feed(grammar, "abcdefgh" * 100)
-    assert faults
+
+
+def test_ambiguous_grammar_ends_its_row_before_it_holds_up_others() -> None:
+    """Its ways to go on grow with the output: past a bound there are too many, whatever the time they take."""
+    names = " | ".join(f"r{i}" for i in range(20))
+    rules = "\n".join(f'r{i} ::= "a" | "a" root r{(i * 7 + 1) % 20}' for i in range(20))
+    grammar = make_grammar(Constraint(grammar=f'root ::= (root | "a") ({names})\n{rules}'))
+    with pytest.raises(LimitReached, match=r"ways to go on"):
+        feed(grammar, "a" * 300)
+
+
+def test_row_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.grammar.matcher_grammar.FREE_S", 0.0)
+    monkeypatch.setattr("executor_service.grammar.matcher_grammar.MAX_MEAN_S", 0.0)
+    with pytest.raises(LimitReached, match=r"^constraint: its masks took 0\.\d\d s for \d+ ids, the limit is 0 s"):
+        feed(make_grammar(Constraint(regex="[a-z]+")), "abc")
+
+
+def test_stop_ids_outside_the_vocabulary_are_nothing() -> None:
+    grammar = make_grammar(Constraint(regex="ab?"), frozenset({-1, END, 10**6}))
+    assert feed(grammar, "a")
+    assert allowed_ids(grammar.mask()) == [ord("b"), END]
+
+
+def ambiguous(num_rules: int) -> Constraint:
+    """Each place of the output may be one where something began."""
+    names = [f"r{i}" for i in range(num_rules)]
+    rules = [f'{name} ::= "a" | "a" root {names[(7 * i + 1) % num_rules]}' for i, name in enumerate(names)]
+    return Constraint(grammar="\n".join([f'root ::= (root | "a") ({" | ".join(names)})', *rules]))
+
+
+@pytest.mark.parametrize("num_rules", [20, 150])
+def test_ways_to_go_on_are_bounded_where_each_character_is_a_lexeme(num_rules: int) -> None:
+    with pytest.raises(LimitReached, match=r"^constraint: has [0-9]+ ways to go on at one place, the limit is 600$"):
+        feed(make_grammar(ambiguous(num_rules)), "a" * 50)
+
+
+def test_time_of_a_rows_masks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher_grammar, "FREE_S", 0.001)
+    monkeypatch.setattr(matcher_grammar, "MAX_MEAN_S", 0.0)
+    with pytest.raises(LimitReached, match=r"^constraint: its masks took [0-9.]+ s for [0-9]+ ids, the limit is 0.001"):
+        feed(make_grammar(Constraint(regex="[a-z]*")), "a" * 10_000)
+
+
+MULTIPLES = schema_constraint({"type": "array", "minItems": 90, "items": {"type": "integer", "multipleOf": 997}})
+
+
+@pytest.fixture
+def small_lexers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one row of MULTIPLES, not for two."""
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 1500)
+    monkeypatch.setattr(compiler, "LIMITS", compiler._limits(10_000, 50_000))
+
+
+def outputs(rows: list[MatcherGrammar], seeds: range, num_tokens: int = 150) -> list[list[int] | str]:
+    """In turns: each row's ids, or how it failed."""
+    randoms = [Random(seed) for seed in seeds]
+    results: list[list[int] | str] = [[] for _ in rows]
+    for _ in range(num_tokens):
+        for i, (row, random) in enumerate(zip(rows, randoms, strict=True)):
+            result = results[i]
+            if isinstance(result, list):
+                try:
+                    result.append(random.choice(allowed_ids(row.mask())))
+                    assert row.accept(result[-1])
+                except LimitReached as error:
+                    results[i] = str(error)
+    return results
+
+
+@pytest.mark.usefixtures("small_lexers")
+def test_what_a_row_gets_does_not_depend_on_the_rows_that_share_its_lexer() -> None:
+    company = make_prototype(MULTIPLES)
+    rows = [MatcherGrammar(company, frozenset({END})) for _ in range(6)]
+    alone = [outputs([make_grammar(MULTIPLES)], range(seed, seed + 1))[0] for seed in range(6)]
+    assert not any(isinstance(result, str) for result in alone)
+    assert outputs(rows, range(6)) == alone
+    assert any(row._place for row in rows)
+    assert not company.is_shared
+
+
+@pytest.mark.usefixtures("small_lexers")
+def test_row_that_needs_a_lexer_where_all_are_taken_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prototype_module, "MAX_OWN_LEXERS", 0)
+    company = make_prototype(MULTIPLES)
+    results = outputs([MatcherGrammar(company, frozenset({END})) for _ in range(6)], range(6))
+    assert any(isinstance(result, str) and "needs a lexer of its own" in result for result in results)
 
 
 def test_known_output_is_replayed() -> None:
@@ -138,10 +223,29 @@ def test_known_output_that_does_not_fit_is_refused(output: list[int]) -> None:
         grammar.begin(np.array(output, np.int32))
 
 
+def test_row_may_begin_where_only_its_stop_ids_are_allowed() -> None:
+    grammar = make_grammar(Constraint(regex="a{0,3}"), frozenset({ord("a")}))
+    grammar.begin(np.zeros(0, np.int32))
+    assert allowed_ids(grammar.mask()) == [ord("a")]
+    assert grammar.accept(ord("a"))
+    with pytest.raises(InvalidRequest, match="known output's id 97 at position 0 breaks"):
+        grammar.begin(np.array([ord("a")], np.int32))
+
+
+def test_known_output_that_is_complete_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="known output of 1 ids completes the constraint"):
+        make_grammar(Constraint(regex="a")).begin(np.array([ord("a")], np.int32))
+
+
+def test_stop_ids_outside_of_the_vocabulary_are_nobodys() -> None:
+    grammar = make_grammar(Constraint(regex="ab?"), frozenset({END, -1, VOCABULARY_SIZE, 10**9}))
+    assert feed(grammar, "a")
+    assert allowed_ids(grammar.mask()) == [ord("b"), END]
+
+
 def test_copies_are_independent() -> None:
-    tokenizer = byte_grammar_tokenizer()
-    matcher = tokenizer.matcher(grammar_of(choices_constraint("ab", "ac")), "choices")
-    first, second = (MatcherGrammar(matcher.deep_copy(), tokenizer, frozenset(), lambda: None) for _ in range(2))
+    prototype = make_prototype(choices_constraint("ab", "ac"))
+    first, second = (MatcherGrammar(prototype, frozenset()) for _ in range(2))
     assert feed(first, "ab")
     assert first.is_complete
     assert next_bytes(second) == "a"

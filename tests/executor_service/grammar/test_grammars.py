@@ -139,15 +139,56 @@ async def test_worker_that_was_killed_is_started_again() -> None:
         assert worker_pid(grammars) != before
 
 
+async def test_worker_that_somebody_kills_costs_no_row() -> None:
+    """Idle or at work: once it is tried again."""
+    slow = schema_constraint({"properties": {f"p{i}": {"type": "integer"} for i in range(1000)}})
+    async with open_grammars(max_compile_s=60.0) as grammars:
+        await get(grammars, Constraint(regex="a"))
+        os.kill(worker_pid(grammars), signal.SIGKILL)
+        assert feed(await get(grammars, Constraint(regex="b")), "b")
+        at_work = asyncio.create_task(get(grammars, slow))
+        await asyncio.sleep(0.05)
+        os.kill(worker_pid(grammars), signal.SIGKILL)
+        assert feed(await at_work, "{")
+
+
+async def test_worker_that_is_killed_twice_is_the_constraints_error() -> None:
+    async with open_grammars(max_compile_s=60.0) as grammars:
+        await get(grammars, Constraint(regex="a"))
+        pid = worker_pid(grammars)
+        at_work = asyncio.create_task(get(grammars, schema_constraint(HUGE)))
+        await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: grammars._process is not None and grammars._process.pid not in (None, pid))
+        os.kill(worker_pid(grammars), signal.SIGKILL)
+        with pytest.raises(LimitReached, match="takes more than 512 MiB of memory"):
+            await at_work
+
+
 async def test_row_that_is_cancelled_leaves_the_compilation_to_others() -> None:
-    async with open_grammars() as grammars:
+    seconds: list[float] = []
+    async with open_grammars(on_compiled=seconds.append) as grammars:
         constraint = Constraint(regex="a")
         waiting = [asyncio.create_task(get(grammars, constraint)) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         assert feed(await waiting[1], "a")
         assert waiting[0].cancelled()
-        assert grammars.num_compiled == 1
+
+
+async def test_constraint_that_nobody_waits_for_makes_room_at_once() -> None:
+    """Queued or at work: the worker that is at it ends, and the next one's turn comes."""
+    async with open_grammars(max_compile_s=30.0) as grammars:
+        await get(grammars, Constraint(regex="a"))
+        before = worker_pid(grammars)
+        slow = [schema_constraint({**HUGE, "title": f"{i}"}) for i in range(3)]
+        waiting = [asyncio.create_task(get(grammars, constraint)) for constraint in slow]
+        await asyncio.sleep(0.2)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert feed(await asyncio.wait_for(get(grammars, Constraint(regex="b")), 10), "b")
+        assert not is_running(before)
 
 
 async def test_closing_ends_the_worker_at_work() -> None:
@@ -177,15 +218,39 @@ async def test_worker_that_does_not_start_is_said_so(monkeypatch: pytest.MonkeyP
         await process.compile(b"")
 
 
-async def test_grammar_whose_lexer_is_spent_is_made_anew_for_the_next_row() -> None:
-    """Copies share a lexer and its bound."""
+async def test_constraint_with_too_many_ways_to_go_on_is_refused_once() -> None:
+    """Where the first id shows it, before a row runs."""
+    wide = " | ".join(f'"a" r{i}' for i in range(700)) + "".join(f'\nr{i} ::= "a" root?' for i in range(700))
     async with open_grammars() as grammars:
+        for _ in range(2):
+            with pytest.raises(LimitReached, match=r"^constraint.grammar: has [0-9]+ ways to go on at one place, the"):
+                await get(grammars, Constraint(grammar=f"root ::= {wide}"))
+        assert (grammars.num_failed, grammars.num_hits) == (1, 1)
+
+
+async def test_row_after_one_whose_lexer_was_full_begins_with_another() -> None:
+    seconds: list[float] = []
+    async with open_grammars(on_compiled=seconds.append) as grammars:
         constraint = Constraint(regex="(([a-z]{1,50}){1,50}){1,50}")
         with pytest.raises(LimitReached, match=r"^constraint: lexer error"):
             feed(await get(grammars, constraint), "abcdefgh" * 100)
-        await asyncio.sleep(0)
         assert feed(await get(grammars, constraint), "abc")
-        assert grammars.num_compiled == 2
+        assert len(seconds) == 1
+
+
+async def test_matcher_that_takes_long_to_make_is_not_shared_and_only_so_many_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("executor_service.grammar.prototype.MAX_SHARED_S", 0.0)
+    monkeypatch.setattr("executor_service.grammar.prototype.MAX_OWN_LEXERS", 1)
+    async with open_grammars() as grammars:
+        first = await get(grammars, Constraint(regex="ab"))
+        second = asyncio.create_task(get(grammars, Constraint(regex="ab")))
+        await asyncio.sleep(0.1)
+        assert feed(first, "ab")
+        assert not second.done()
+        del first
+        assert feed(await second, "ab")
 
 
 PARENT = """

@@ -98,6 +98,10 @@ def test_annotations_have_no_effect() -> None:
         ),
         ({"$ref": "#"}, r"a \$ref leads back to itself"),
         (ENDLESS, r"a \$ref leads to a schema whose instances never end"),
+        ({"$ref": "#/anyOf/-1", "anyOf": [{}]}, r"\$ref #/anyOf/-1 leads nowhere"),
+        ({"$ref": "#/anyOf/00", "anyOf": [{}]}, r"\$ref #/anyOf/00 leads nowhere"),
+        ({"$defs": 5}, r"\$defs at # must be an object"),
+        ({"items": {"definitions": []}}, "definitions at #/items must be an object"),
         ([], "# must be an object or a boolean"),
     ],
 )
@@ -113,7 +117,7 @@ def test_what_can_not_be_enforced_is_refused(schema: Any, message: str) -> None:
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"type": "string", "type": "number"}', "an object names a member twice"),
         ('{"items":' * 100 + "{}" + "}" * 100, "nested deeper than 64"),
-        ("[" * 100_000, "nested deeper than 64"),
+        ("[" * 100_000, "objects and lists nest deeper than 120"),
         ('{"maximum": 1e999}', "maximum at # must be finite"),
     ],
 )
