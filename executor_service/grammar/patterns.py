@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-_PART = re.compile(r"\\.|\[\^?(?P<members>\]?(?:[^\]\\]|\\.)*)\]|(?P<possessive>[*+?}]\+)", re.DOTALL)
+_PART = re.compile(
+    r"\\[pPxuU]\{[^}]*\}|\\.|\[\^?(?P<members>\]?(?:[^\]\\]|\\.)*)\]|(?P<possessive>[*+?}]\+)", re.DOTALL
+)
 _SET_OPERATION = re.compile(r"(?:\\.|[^\\\[])*?(?:\[|&&|--|~~)", re.DOTALL)
 
 

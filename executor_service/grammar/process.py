@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
@@ -60,10 +59,10 @@ class GrammarProcess:
         except TimeoutError:
             raise LimitReached(f"the constraint takes more than {self._max_s:g} s to compile") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            if process.returncode != -signal.SIGKILL or is_retry:
+            if is_retry:
                 bound = f"{self._max_bytes // 2**20} MiB of memory"
                 raise LimitReached(f"the constraint takes more than {bound}, or too deep a stack, to compile") from None
-        # Its own limits end it in other ways: somebody else did.
+        # Somebody may have killed it; its own limits would end it again.
         return await self._ask(constraint, is_retry=True)
 
     async def _running(self) -> Process:

@@ -171,7 +171,7 @@ MULTIPLES = schema_constraint({"type": "array", "minItems": 90, "items": {"type"
 @pytest.fixture
 def small_lexers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one row of MULTIPLES, not for two."""
-    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 1500)
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 800)
     monkeypatch.setattr(compiler, "LIMITS", compiler._limits(10_000, 50_000))
 
 

@@ -152,17 +152,10 @@ async def test_worker_that_somebody_kills_costs_no_row() -> None:
         assert feed(await at_work, "{")
 
 
-async def test_worker_that_is_killed_twice_is_the_constraints_error() -> None:
-    async with open_grammars(max_compile_s=60.0) as grammars:
-        await get(grammars, Constraint(regex="a"))
-        pid = worker_pid(grammars)
-        at_work = asyncio.create_task(get(grammars, schema_constraint(HUGE)))
-        await asyncio.sleep(0.05)
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda: grammars._process is not None and grammars._process.pid not in (None, pid))
-        os.kill(worker_pid(grammars), signal.SIGKILL)
-        with pytest.raises(LimitReached, match="takes more than 512 MiB of memory"):
-            await at_work
+async def test_worker_that_is_killed_again_is_the_constraints_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.grammar.process._PROGRAM", "tests.executor_service.grammar.dying_worker")
+    with pytest.raises(LimitReached, match="takes more than 512 MiB of memory, or too deep a stack"):
+        await GrammarProcess(b"").compile(b"")
 
 
 async def test_row_that_is_cancelled_leaves_the_compilation_to_others() -> None:
@@ -174,6 +167,16 @@ async def test_row_that_is_cancelled_leaves_the_compilation_to_others() -> None:
         waiting[0].cancel()
         assert feed(await waiting[1], "a")
         assert waiting[0].cancelled()
+        assert len(seconds) == 1
+
+
+async def test_constraint_that_was_given_up_can_be_asked_for_again_at_once() -> None:
+    async with open_grammars() as grammars:
+        given_up = asyncio.create_task(get(grammars, Constraint(regex="a")))
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        assert feed(await get(grammars, Constraint(regex="a")), "a")
 
 
 async def test_constraint_that_nobody_waits_for_makes_room_at_once() -> None:
