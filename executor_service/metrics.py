@@ -72,7 +72,9 @@ class Metrics:
             lambda: scheduler.num_prefix_query_tokens,
         )
         hits = self._counter(
-            "packserve_prefix_hit_tokens", "Those found there.", lambda: scheduler.num_prefix_hit_tokens
+            "packserve_prefix_hit_tokens",
+            "Tokens of rows let in that the prefix cache had.",
+            lambda: scheduler.num_prefix_hit_tokens,
         )
         self._counter(
             "packserve_failed_rows", "Rows ended by logits that are not finite.", lambda: scheduler.num_failed_rows

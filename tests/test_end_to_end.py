@@ -17,7 +17,7 @@ from protos.errors import DeadlineExceeded, InvalidRequest
 from protos.packserve.v1 import batch_pb2, sampling_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tests.fixtures.byte_tokenizer import END, write_byte_tokenizer
 from tests.fixtures.scripted_model import chain_law, write_scripted_model
-from tests.fixtures.services import RunningServices, running_services
+from tests.fixtures.services import RunningServices, assert_idle, running_services
 from tests.fixtures.spm_tokenizer import EOS, FIRST_BYTE, spm_token_id, write_spm_tokenizer
 
 # Each byte has one follower, so these chains share none.
@@ -252,17 +252,6 @@ async def test_cancelled_calls_leave_nothing(services: RunningServices) -> None:
     await asyncio.gather(lost, return_exceptions=True)
     await assert_idle(services)
     assert services.scrape(services.tokenizer)['packserve_requests_total{outcome="cancelled"}'] > before + 50
-
-
-async def assert_idle(services: RunningServices) -> None:
-    """Within a moment nothing runs, waits or holds a block."""
-    names = ("packserve_running_sequences", "packserve_waiting_sequences", "packserve_kv_blocks_used")
-    for _ in range(100):
-        series = services.scrape(services.executor)
-        if not any(series[name] for name in names):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError({name: series[name] for name in names})
 
 
 async def test_each_series_is_exported_by_one_service(services: RunningServices) -> None:

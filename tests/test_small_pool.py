@@ -19,7 +19,7 @@ from protos.errors import InvalidRequest, PackserveError
 from protos.packserve.v1 import sampling_pb2
 from tests.fixtures.byte_tokenizer import write_byte_tokenizer
 from tests.fixtures.random_model import random_config, random_tensors, write_model, write_random_model
-from tests.fixtures.services import RunningServices, running_services
+from tests.fixtures.services import RunningServices, assert_idle, running_services
 
 POOL = {"EXECUTOR_BLOCK_TOKENS": "16", "EXECUTOR_MAX_STEP_TOKENS": "32"}
 KINDS: list[dict[str, Any]] = [
@@ -51,16 +51,6 @@ def large(model: Path) -> Iterator[RunningServices]:
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(256), k=num_tokens)
-
-
-async def assert_idle(services: RunningServices) -> None:
-    names = ("packserve_running_sequences", "packserve_waiting_sequences", "packserve_kv_blocks_used")
-    for _ in range(100):
-        series = services.scrape(services.executor)
-        if not any(series[name] for name in names):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError({name: series[name] for name in names})
 
 
 async def test_rows_larger_than_the_pool_do_not_stand_still(small: RunningServices) -> None:

@@ -24,7 +24,7 @@ _PROGRAM = "executor_service.grammar.worker"
 
 
 class GrammarProcess:
-    """One constraint at a time. vocabulary: of `grammar_frames.pack_pieces`."""
+    """One constraint at a time. vocabulary: of `frames.pack_pieces`."""
 
     def __init__(self, vocabulary: bytes, max_s: float = MAX_COMPILE_S, max_bytes: int = MAX_COMPILE_BYTES) -> None:
         self._vocabulary = vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, new_registry, vllm_labels
+from protos.metrics import SECONDS_BUCKETS, Alias, AliasCollector, FunctionCounter, new_registry, vllm_labels
 
 
 def scrape(registry: CollectorRegistry) -> str:
@@ -45,3 +45,10 @@ def test_buckets_reach_from_a_short_text_to_a_long_deadline() -> None:
 
 def test_registry_has_the_process_cpu_seconds() -> None:
     assert "process_cpu_seconds_total" in scrape(new_registry())
+
+
+def test_counter_that_is_kept_elsewhere_is_read_when_scraped() -> None:
+    registry, total = CollectorRegistry(), [1.0]
+    FunctionCounter("packserve_things", "Things.", registry, lambda: total[0])
+    total[0] = 5.0
+    assert registry.get_sample_value("packserve_things_total") == 5.0
