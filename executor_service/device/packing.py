@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from executor_service.device.transfer import upload
 from executor_service.models.forward_batch import ForwardBatch
 from executor_service.scheduling.step import Step, StepRow
 from protos.batch import Int32Array, Int64Array
@@ -25,13 +26,13 @@ def pack(step: Step, block_tokens: int, device: torch.device, sampled: torch.Ten
     tables = _block_tables(rows)
     row_of_token = np.repeat(np.arange(len(rows)), offsets[1:] - offsets[:-1])
     slots = tables[:, row_of_token, positions // block_tokens] * block_tokens + positions % block_tokens
-    token_ids = _to_device(_known_token_ids(rows), device)
+    token_ids = upload(_known_token_ids(rows), np.int32, device)
     return ForwardBatch(
         token_ids=_with_sampled(token_ids, rows, offsets, sampled),
-        positions=_to_device(positions, device),
-        slots=_to_device(slots, device),
-        block_tables=_to_device(tables, device),
-        logit_rows=_to_device(_logit_rows(rows, offsets), device),
+        positions=upload(positions, np.int64, device),
+        slots=upload(slots, np.int64, device),
+        block_tables=upload(tables, np.int64, device),
+        logit_rows=upload(_logit_rows(rows, offsets), np.int64, device),
         offsets=tuple(offsets.tolist()),
         context_lens=tuple(row.context_len for row in rows),
     )
@@ -73,10 +74,6 @@ def _with_sampled(
     if not waiting:
         return token_ids
     assert sampled is not None, "a row waits for an id that no step sampled"
-    where = _to_device(offsets[waiting], token_ids.device)
-    which = _to_device(np.array([rows[i].sample_index for i in waiting], np.int64), token_ids.device)
+    where = upload(offsets[waiting], np.int64, token_ids.device)
+    which = upload([rows[i].sample_index for i in waiting], np.int64, token_ids.device)
     return token_ids.index_copy(0, where, sampled[which])
-
-
-def _to_device(array: Int32Array | Int64Array, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
