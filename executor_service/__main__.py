@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from executor_service.app import serve
-from executor_service.config import DEVICES, DTYPES, ExecutorConfig
+from executor_service.config import DTYPES, ExecutorConfig
+from kernels import BACKENDS
 from protos.errors import ConfigError, EngineFailure
 from protos.server import Ports
 
@@ -25,24 +26,29 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @click.command(context_settings={"auto_envvar_prefix": "EXECUTOR", "show_default": True})
 @click.option("--model", type=Path, required=True, help="Directory with config.json, safetensors and tokenizer files.")
 @click.option("--name", default="", help="Name that callers see; default: the directory's.")
-@click.option("--device", default="cpu", help=f"Where weights and cache live: {', '.join(DEVICES)}.")
-@click.option("--dtype", default="auto", help=f"Of weights and cache: {', '.join(DTYPES)}; auto is float32 on CPU.")
-@click.option("--kernels", default="reference", help="Which set of operations runs the model.")
+@click.option("--device", default="cpu", help="Where weights and cache live: cpu, npu:0, cuda:0.")
+@click.option(
+    "--dtype",
+    default="auto",
+    help=f"Of weights and cache: {', '.join(DTYPES)}; auto is float32 on CPU, elsewhere the model's own.",
+)
+@click.option("--kernels", default="auto", help=f"Which set of operations runs the model: {', '.join(BACKENDS)}.")
 @click.option("--host", default=Ports.host, help="Address to listen on.")
 @click.option("--port", default=50061, help="gRPC; 0 takes a free port.")
 @click.option("--health-port", default=50062, help="grpc.health.v1 in plain text, for probes.")
 @click.option("--metrics-port", default=9102, help="Prometheus, over HTTP.")
 @click.option("--threads", default=0, help="CPU threads; 0: what the cgroup allows.")
-@click.option("--block-tokens", default=16, help="Tokens in a block of the KV cache.")
-@click.option("--num-blocks", default=0, help="Blocks in the KV cache; 0: from the memory that the cgroup leaves.")
+@click.option("--block-tokens", default=0, help="Tokens in a block of the KV cache; 0: what suits the device.")
+@click.option("--num-blocks", default=0, help="Blocks in the KV cache; 0: from the memory that is left after loading.")
 @click.option(
-    "--kv-memory-fraction", default=0.5, help="Share of the memory left after loading that the cache may take."
+    "--kv-memory-fraction", default=0.0, help="Share of that memory that the cache may take; 0: what suits the device."
 )
-@click.option("--max-step-tokens", default=512, help="Tokens that one step computes at most.")
+@click.option("--max-step-tokens", default=0, help="Tokens that one step computes at most; 0: what suits the device.")
 @click.option("--max-sequences", default=256, help="Sequences that run at once.")
 @click.option("--max-context-tokens", default=0, help="Prompt and output together; 0: what model and cache allow.")
 @click.option("--max-queued", default=4096, help="Rows that wait before more are refused.")
 @click.option("--depth", default=0, help="Steps on the device at once; 0: what suits the device.")
+@click.option("--graphs/--no-graphs", default=True, help="Decode steps as device graphs, where the device has them.")
 @click.option("--drain-timeout-s", default=30.0, help="After SIGTERM, open calls have so long to end.")
 @click.option("--stuck-after-s", default=120.0, help="A step that lasts longer turns health to NOT_SERVING.")
 @click.option("--log-level", default="INFO", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Of stderr.")

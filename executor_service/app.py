@@ -16,7 +16,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 from executor_service.config import ExecutorConfig
-from executor_service.device.runner import DeviceRunner
 from executor_service.engine import Engine
 from executor_service.grammar.grammars import Grammars
 from executor_service.loading import LoadedModel, load_model
@@ -82,10 +81,10 @@ class Executor:
 
     def _start(self, model: LoadedModel, admission: Admission) -> Streams:
         config, info = self.config, model.info
-        cache = SequenceCache(model.decoder.cache_groups, model.num_blocks, config.block_tokens)
+        runner = model.runner
+        cache = SequenceCache(runner.model.cache_groups, runner.num_blocks, config.block_tokens)
         scheduler = Scheduler(cache, config.max_step_tokens, config.max_sequences)
-        runner = DeviceRunner(model.decoder, model.num_blocks, config.block_tokens, model.device)
-        engine = Engine(scheduler, runner, config.depth or 1)
+        engine = Engine(scheduler, runner, config.depth)
         grammars = Grammars(model.vocabulary, info.vocabulary_size, self.metrics.grammar_seconds.observe)
         streams = Streams(engine, admission, grammars, config.max_queued)
         self.metrics.watch(engine, grammars, info.name)

@@ -70,5 +70,5 @@ class CacheSize:
         all_blocks = -(-self.context_tokens // self.config.block_tokens)
         if group.window is None:
             return all_blocks
-        ahead = self.config.max_step_tokens * (self.config.depth or 1)
+        ahead = self.config.max_step_tokens * self.config.depth
         return min(all_blocks, -(-(group.window + ahead) // self.config.block_tokens) + 1)

@@ -16,6 +16,8 @@ import torch
 import kernels
 from executor_service.cache_size import CacheSize
 from executor_service.config import ExecutorConfig
+from executor_service.device.accelerator import free_bytes, is_out_of_memory, open_device
+from executor_service.device.runner import Capacity, DeviceRunner
 from executor_service.memory import available_bytes, usable_cpus
 from executor_service.models.decoder import Decoder
 from executor_service.models.fingerprint import config_sha256, weights_sha256
@@ -36,42 +38,80 @@ MIN_CONTEXT_TOKENS = 2
 
 @dataclass(frozen=True)
 class LoadedModel:
-    decoder: Decoder
-    # Of each of the decoder's cache groups.
-    num_blocks: tuple[int, ...]
-    device: torch.device
+    """runner: with a cache as large as it will be."""
+
+    runner: DeviceRunner
     vocabulary: Vocabulary
     info: executor_pb2.ExecutorModel
     fingerprint: executor_pb2.ModelFingerprint
 
 
 def load_model(config: ExecutorConfig) -> LoadedModel:
-    """Raises ConfigError naming what in the directory or the settings stops the start."""
+    """Raises ConfigError naming what in the directory, the settings or the machine stops the start."""
     torch.set_num_threads(config.threads or usable_cpus())
-    device = torch.device(config.device)
+    device = open_device(config.device)
     model_config = load_model_config(config.model, config.max_context_tokens)
+    context_tokens = _context_tokens(config, model_config)
     dtype = _dtype(config, model_config)
+    ops = kernels.load(config.kernels, device, _shape(config, model_config, dtype))
     weights = load_weights(config.model, model_config, dtype, device, _progress())
-    decoder = Decoder(model_config, weights, kernels.load(config.kernels))
-    size = CacheSize(config, decoder.cache_groups, decoder.kv_bytes_per_token, _context_tokens(config, model_config))
-    num_blocks = size.num_blocks(available_bytes())
-    info = _info(config, model_config, num_blocks, size.max_context_tokens(num_blocks))
-    log.info(
-        "%s: %d threads, blocks %s, context %d",
-        info.name,
-        torch.get_num_threads(),
-        num_blocks,
-        info.max_context_tokens,
-    )
+    decoder = Decoder(model_config, weights, ops, num_positions=0 if device.type == "cpu" else context_tokens)
+    capacity = Capacity(config.block_tokens, config.max_sequences, context_tokens, config.depth)
+    runner = DeviceRunner(decoder, ops, capacity, device, has_graphs=config.graphs)
+    size = CacheSize(config, decoder.cache_groups, decoder.kv_bytes_per_token, context_tokens)
+    allocate_cache(runner, size)
+    info = _info(config, model_config, runner.num_blocks, size.max_context_tokens(runner.num_blocks))
+    log.info("%s on %s: blocks %s, context %d", info.name, device, runner.num_blocks, info.max_context_tokens)
     vocabulary = _vocabulary(config, model_config)
     fingerprint = executor_pb2.ModelFingerprint(
         config_sha256=config_sha256(model_config),
         weights_sha256=weights_sha256(config.model),
         vocabulary_sha256=vocabulary.sha256,
         dtype=str(dtype).removeprefix("torch."),
-        quantization="none",
+        quantization=model_config.quantization,
     )
-    return LoadedModel(decoder, num_blocks, device, vocabulary, info, fingerprint)
+    return LoadedModel(runner, vocabulary, info, fingerprint)
+
+
+def allocate_cache(runner: DeviceRunner, size: CacheSize) -> None:
+    """Of what is free beside all that a step needs. Where even that is too much it is halved until it fits."""
+    config = size.config
+    if runner.device.type == "cpu":
+        runner.allocate(size.num_blocks(max(0, available_bytes() - runner.num_state_bytes)))
+        return  # its memory is taken as it is written: what is not yet counts
+    runner.allocate([-(-config.max_step_tokens // config.block_tokens)] * len(size.groups))
+    runner.use_most_memory(config.max_step_tokens)
+    runner.release()
+    num_blocks = size.num_blocks(free_bytes(runner.device))
+    while not _try_allocate(runner, num_blocks, config):
+        num_blocks = tuple(max(1, count // 2) for count in num_blocks)
+
+
+def _try_allocate(runner: DeviceRunner, num_blocks: tuple[int, ...], config: ExecutorConfig) -> bool:
+    try:
+        runner.allocate(num_blocks)
+        return True
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if config.num_blocks or max(num_blocks) == 1:
+            setting = f"EXECUTOR_NUM_BLOCKS={config.num_blocks or num_blocks[0]}"
+            raise ConfigError(f"{setting}: the device does not hold them: {error}") from error
+        log.warning("blocks %s do not fit, half of them are tried: %s", num_blocks, error)
+        return False
+
+
+def _shape(config: ExecutorConfig, model: ModelConfig, dtype: torch.dtype) -> kernels.Shape:
+    return kernels.Shape(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_tokens=config.block_tokens,
+        dtype=dtype,
+        windows=tuple(sorted({layer.window for layer in model.layers if layer.window})),
+        has_cap=model.attention_cap is not None,
+        is_quantized=model.quantization != "none",
+    )
 
 
 def _vocabulary(config: ExecutorConfig, model: ModelConfig) -> Vocabulary:
@@ -89,7 +129,7 @@ def _vocabulary(config: ExecutorConfig, model: ModelConfig) -> Vocabulary:
 
 def _dtype(config: ExecutorConfig, model_config: ModelConfig) -> torch.dtype:
     # CPUs without matrix units for 16-bit types multiply float32 several times faster.
-    name = config.dtype if config.dtype != "auto" else "float32" if config.device == "cpu" else model_config.dtype
+    name = config.dtype if config.dtype != "auto" else "float32" if config.device_type == "cpu" else model_config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

@@ -60,7 +60,7 @@ def our_token_ids(model_directory: Path, prompts: list[Int32Array]) -> list[list
         )
         for i, prompt in enumerate(prompts)
     ]
-    results = EngineRun(model.decoder, num_blocks=400, max_step_tokens=48, max_sequences=32).run(sequences)
+    results = EngineRun(model.runner.model, num_blocks=400, max_step_tokens=48, max_sequences=32).run(sequences)
     return [results[i].token_ids for i in range(len(prompts))]
 
 

@@ -22,7 +22,7 @@ FORBIDDEN = {
 # What each part of the executor may import of the others; its top level may import all.
 PARTS = {
     "scheduling": set(),
-    "conversion": set(),
+    "conversion": {"models"},
     "grammar": {"scheduling"},
     "models": {"scheduling"},
     "device": {"scheduling", "models"},

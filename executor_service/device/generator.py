@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kernels.sampling_rows import PART_BITS
+
 Words = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -33,12 +35,12 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
     return c0, c1, c2, c3
 
 
-def uniform(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """[R]: multiples of 2**-53 in [0, 1), one for each (seed, choice, output position).
+def draws(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.int32]:
+    """[2, R]: the upper and the lower 30 bits of a number below 2**60, one for each (seed, choice, output position).
 
     All 64 bits of a seed count; choices and positions are below 2**32.
     """
     seed, choice, position = (np.array(values, np.uint64) for values in (seeds, choice_indices, positions))
     zero = np.zeros_like(seed)
-    high, low, _, _ = philox((zero, position, choice, zero), (seed & _MASK, seed >> _32))
-    return ((high << np.uint64(21)) | (low >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    upper, lower, _, _ = philox((zero, position, choice, zero), (seed & _MASK, seed >> _32))
+    return (np.stack([upper, lower]) >> np.uint64(32 - PART_BITS)).astype(np.int32)

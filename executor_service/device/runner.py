@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.packing import pack
+from executor_service.device.accelerator import make_current, module_of
+from executor_service.device.decode_graphs import MAX_PADDING, DecodeGraphs
 from executor_service.device.sampler import Sampler, failure_of
-from executor_service.device.scoring import score, split_scores
+from executor_service.device.scoring import split_scores
+from executor_service.device.step_inputs import StepInputs, is_decode
 from executor_service.device.transfer import Download, upload
 from executor_service.models.forward_batch import ForwardBatch, KvCache
 from executor_service.scheduling.cache_group import CacheGroup
 from executor_service.scheduling.sequence import RowKey, Sampling
-from executor_service.scheduling.step import History, Limits, Sampled, Scores, Step, StepRow
+from executor_service.scheduling.step import History, Limits, NewBlocks, Sampled, Scores, Step, StepRow
+from kernels import Backend
 
 # Prompt tokens are scored in slices, so that their logits are never in memory together.
 _MAX_SCORED_ROWS = 64
@@ -32,6 +35,8 @@ class Model(Protocol):
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]: ...
+    @property
+    def vocabulary_size(self) -> int: ...
 
     def forward(self, batch: ForwardBatch, cache: KvCache) -> Tensor:
         """x [R + Q, ...] of batch.logit_rows, for logits; K and V of every token are written to the cache."""
@@ -56,25 +61,64 @@ class Launched:
     token_ids: Download | None = None
 
 
+@dataclass(frozen=True)
+class Capacity:
+    """What a runner makes room for. depth: how many steps are on the device at once."""
+
+    block_tokens: int
+    max_sequences: int
+    max_context_tokens: int
+    depth: int = 1
+
+
 class DeviceRunner:
-    def __init__(self, model: Model, num_blocks: Sequence[int], block_tokens: int, device: torch.device) -> None:
-        """num_blocks: of each of the model's cache groups."""
+    """has_graphs: decode steps are captured, where the operations allow it."""
+
+    def __init__(
+        self, model: Model, ops: Backend, capacity: Capacity, device: torch.device, has_graphs: bool = False
+    ) -> None:
         self.model = model
+        self.ops = ops
+        self.capacity = capacity
         self.device = device
-        self.block_tokens = block_tokens
+        self.num_blocks: tuple[int, ...] = ()
+        self.cache: KvCache = []
+        max_blocks = -(-capacity.max_context_tokens // capacity.block_tokens)
+        num_groups = len(model.cache_groups)
+        self.inputs = StepInputs(num_groups, capacity.max_sequences, max_blocks, capacity.block_tokens, device)
+        self._sampler = Sampler(ops, model.vocabulary_size, capacity.max_sequences, device)
+        self._has_graphs = has_graphs and ops.can_graph
+        self._graphs: DecodeGraphs | None = None
+
+    @property
+    def num_state_bytes(self) -> int:
+        """Of what sampling keeps."""
+        return self._sampler.num_bytes
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        """A cache of so many blocks in each of the model's groups, in place of the one before. Raises RuntimeError
+        where the memory does not hold them: there is none then."""
+        self.release()
+        num_spare = -(-MAX_PADDING // self.capacity.block_tokens) if self._has_graphs else 0
+        sizes = [count + num_spare for count in num_blocks]
+        self.cache = self.model.new_cache(sizes, self.capacity.block_tokens, self.device)
         self.num_blocks = tuple(num_blocks)
-        self.cache = model.new_cache(self.num_blocks, block_tokens, device)
-        self._sampler = Sampler(device)
-        self._sampled: Tensor | None = None
+        for count, table in zip(num_blocks, self.inputs.tables, strict=True):
+            for i in range(min(num_spare, table.shape[1])):
+                table[self.inputs.padding_slot, i] = count + i
+
+    def release(self) -> None:
+        self.num_blocks, self.cache = (), []
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Launched:
         """Puts the step on the device's queue and returns at once where the device runs apart from the host."""
-        batch = pack(step, self.block_tokens, self.device, self._sampled)
-        x = self.model.forward(batch, self.cache)  # [R + Q, ...]
         rows = [row for row in step.rows if row.sampling]
-        logits = self.model.logits(x[: len(rows)]) if rows else None  # [R, V]
         scored_prompts = [row for row in step.rows if row.prompt_targets is not None]
+        if self._graphs and is_decode(step) and (size := self._graphs.size_for(step)):
+            return Launched(rows, self._graphs.run(step, size), scored_prompts, Download([], self.device))
+        x = self.model.forward(self.inputs.pack(step), self.cache)  # [R + Q, ...]
+        logits = self.model.logits(x[: len(rows)]) if rows else None  # [R, V]
         prompt_scores = self._score_prompts(x[len(rows) :], scored_prompts)
         return Launched(rows, logits, scored_prompts, Download(prompt_scores, self.device))
 
@@ -86,14 +130,17 @@ class DeviceRunner:
             return
         samplings = [row.sampling for row in launched.rows if row.sampling]
         launched.scored = [r for r, sampling in enumerate(samplings) if sampling.logprobs is not None]
-        index = upload(launched.scored, np.int64, self.device)
-        raw = logits[index]  # kept, for the sampler uses up the logits
+        if launched.scored:
+            [scored] = upload([np.array(launched.scored, np.int32)], self.device)
+            raw = logits.index_select(0, scored)  # kept, for the sampler uses up the logits
         token_ids = self._sampler.sample(logits, launched.rows, limits)
         launched.token_ids = Download([token_ids], self.device)
-        self._sampled = token_ids.clamp(min=0)  # what follows a failed row's id is nobody's, but has to be an id
+        sampled = self.inputs.sampled[: len(token_ids)]
+        torch.clamp(token_ids, min=0, out=sampled)  # what follows a failed row's id is nobody's, but has to be an id
         if launched.scored:
             num_top = max(samplings[r].logprobs or 0 for r in launched.scored)
-            launched.scores = Download(score(raw, self._sampled[index].long(), num_top), self.device)
+            scores = self.ops.score(raw, sampled.index_select(0, scored), num_top)
+            launched.scores = Download(scores, self.device)
 
     def sampled(self, launched: Launched) -> Sampled:
         """Waits for the step's ids and scores to reach the host."""
@@ -107,28 +154,51 @@ class DeviceRunner:
         return Sampled(token_ids, [failure_of(i) for i in token_ids], scores, _prompt_scores(launched))
 
     def warm_up(self, max_step_tokens: int) -> None:
-        """Steps of growing size, on blocks that nobody has been given yet: what is tried out or allocated at first use
-        is then done."""
-        limit = min(max_step_tokens, min(self.num_blocks) * self.block_tokens)
-        sizes = [2**i for i in range(limit.bit_length()) if 2**i < limit]
-        for num_tokens in (*sizes, limit):
-            launched = self.forward(Step(0, [self._warm_up_row(num_tokens)]))
-            self.sample(launched, [Limits(banned=(0,))])
-            self.sampled(launched)
+        """On the thread that runs the steps from now on. What is tried out, compiled or allocated at first use is then
+        done, and decode steps are captured."""
+        make_current(self.device)
+        limit = self._max_row_tokens(max_step_tokens)
+        for num_tokens in (*(2**i for i in range(limit.bit_length()) if 2**i < limit), limit):
+            self._try_out([self._warm_up_row(num_tokens)])
+        if self._has_graphs:
+            graphs = DecodeGraphs(
+                self.model, self.ops, self.cache, self.inputs, self.model.vocabulary_size, self.capacity.depth
+            )
+            with torch.inference_mode():
+                graphs.capture()
+            self._graphs = graphs
+
+    def use_most_memory(self, max_step_tokens: int) -> None:
+        """A step as large as any: what the allocator holds afterwards is what steps need beside the cache."""
+        make_current(self.device)
+        self._try_out([self._warm_up_row(self._max_row_tokens(max_step_tokens))])
+        if self.device.type != "cpu":
+            module_of(self.device).synchronize()
+
+    def _max_row_tokens(self, max_step_tokens: int) -> int:
+        blocks = min(*self.num_blocks, self.inputs.tables.shape[2])
+        return min(max_step_tokens, blocks * self.capacity.block_tokens)
+
+    def _try_out(self, rows: list[StepRow]) -> None:
+        """On blocks that nobody has been given yet."""
+        launched = self.forward(Step(0, rows))
+        self.sample(launched, [Limits(banned=(0,)) for _ in launched.rows])
+        self.sampled(launched)
 
     def _warm_up_row(self, num_tokens: int) -> StepRow:
         """Has some of everything."""
         token_ids = np.zeros(num_tokens, np.int32)
+        num_blocks = -(-num_tokens // self.capacity.block_tokens)
         return StepRow(
             RowKey(0, 0),
             first_position=0,
             num_tokens=num_tokens,
             token_ids=token_ids,
             sample_index=-1,
-            block_ids=tuple(list(range(-(-num_tokens // self.block_tokens))) for _ in self.num_blocks),
+            slot=0,
+            new_blocks=tuple(NewBlocks(0, list(range(num_blocks))) for _ in self.num_blocks),
             sampling=Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1),
             output_position=0,
-            state_slot=0,
             history=History(token_ids, num_prompt_tokens=num_tokens),
             prompt_targets=token_ids[:_MAX_SCORED_ROWS],
             num_prompt_top=1,
@@ -140,10 +210,9 @@ class DeviceRunner:
             return []
         targets = np.concatenate([row.prompt_targets for row in rows if row.prompt_targets is not None])
         num_top = max(row.num_prompt_top for row in rows)
-        slices = zip(
-            x.split(_MAX_SCORED_ROWS), upload(targets, np.int64, self.device).split(_MAX_SCORED_ROWS), strict=True
-        )
-        parts = [score(self.model.logits(x), token_ids, num_top) for x, token_ids in slices]
+        [on_device] = upload([targets], self.device)
+        slices = zip(x.split(_MAX_SCORED_ROWS), on_device.split(_MAX_SCORED_ROWS), strict=True)
+        parts = [self.ops.score(self.model.logits(x), token_ids, num_top) for x, token_ids in slices]
         return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next id of each row, chosen on the device in one pass over all rows.
+"""The next id of each row, chosen on the device in one pass over all rows, whose numbers go down in one copy.
 
 A row's choice depends on its logits, its settings, its output so far and its output position only: neighbours change
 not a bit of it. Order: penalties, bias, limits, temperature, top-k, top-p, min-p, one draw. Does not know sequences.
@@ -7,113 +7,126 @@ not a bit of it. Order: penalties, bias, limits, temperature, top-k, top-p, min-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.filters import has_filter, keep
-from executor_service.device.generator import uniform
-from executor_service.device.law import draw, masses
-from executor_service.device.limiting import apply_limits
-from executor_service.device.sampler_state import SamplerState
-from executor_service.device.transfer import take, upload
+from executor_service.device.generator import draws
+from executor_service.device.limiting import apply_limits, limit_arrays
+from executor_service.device.sampler_state import SamplerState, state_arrays
+from executor_service.device.transfer import upload
 from executor_service.scheduling.sequence import Sampling
 from executor_service.scheduling.step import Failure, Limits, StepRow
+from kernels import Backend
+from kernels.sampling_rows import PART_BITS, SamplingRows
 
+# The second is choose()'s own.
 _CODES = {Failure.NOT_FINITE: -1, Failure.NOTHING_ALLOWED: -2}
 _FAILURES = {code: failure for failure, code in _CODES.items()}
+_MAX_SCALE = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Keeps the rows' state on the device between steps; made for one vocabulary at the first of them."""
+    """Keeps the rows' state on the device between steps. A row has a slot below num_slots to itself."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, ops: Backend, vocabulary_size: int, num_slots: int, device: torch.device) -> None:
+        self.ops = ops
+        self.vocabulary_size = vocabulary_size
         self.device = device
-        self._state: SamplerState | None = None
+        self._state = SamplerState(num_slots, vocabulary_size, device)
+
+    @property
+    def num_bytes(self) -> int:
+        """On the device, for as long as this exists."""
+        return self._state.num_bytes
 
     def sample(self, logits: Tensor, rows: Sequence[StepRow], limits: Sequence[Limits | None]) -> Tensor:
         """int32 [R]: the id of each row, or a code below 0 that failure_of reads. Uses up logits, float32 [R, V].
 
         rows: those that sample, each with its sampling; limits: of each.
         """
+        samplings = [_sampling(row) for row in rows]
+        stateful = [s for s in samplings if s.has_state]
+        arrays = law_arrays(samplings, [row.output_position for row in rows], self.vocabulary_size)
+        arrays |= state_arrays(rows) | limit_arrays(limits)
+        sent = dict(zip(arrays, upload(list(arrays.values()), self.device), strict=True))
         is_broken = ~logits.amax(dim=-1).isfinite()  # [R]; NaN anywhere in a row is its maximum
-        stateful = [r for r, row in enumerate(rows) if row.state_slot >= 0]
-        state = self._state_of(logits) if stateful else None
-        if state:
-            state.begin(rows)
-            index = upload(stateful, np.int64, self.device)
-            slots = upload([rows[r].state_slot for r in stateful], np.int64, self.device)
-            logits[index] = state.adjusted(logits[index], slots, [_sampling(rows[r]) for r in stateful])
-        apply_limits(logits, limits)
-        highest = logits.amax(dim=-1, keepdim=True)  # [R, 1]
-        token_ids = choose(logits, highest, [_sampling(row) for row in rows], [row.output_position for row in rows])
-        if state:
-            state.count(slots, token_ids[index])
-        token_ids = token_ids.masked_fill(highest[:, 0] == -torch.inf, _CODES[Failure.NOTHING_ALLOWED])
-        return token_ids.masked_fill(is_broken, _CODES[Failure.NOT_FINITE]).int()
-
-    def _state_of(self, logits: Tensor) -> SamplerState:
-        self._state = self._state or SamplerState(logits.shape[1], self.device)
-        return self._state
+        if stateful:
+            self._state.begin(sent)
+            self._state.adjust(logits, sent, stateful)
+        apply_limits(logits, sent)
+        token_ids = self.ops.choose(logits, sampling_rows(samplings, sent, self.vocabulary_size))
+        if stateful:
+            self._state.count(token_ids, sent)
+        return token_ids.masked_fill(is_broken, _CODES[Failure.NOT_FINITE])
 
 
 def failure_of(token_id: int) -> Failure | None:
     return _FAILURES.get(token_id)
 
 
-def choose(logits: Tensor, highest: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
-    """int64 [R], from adjusted logits [R, V] and their highest [R, 1]. positions, in the output, key the draws."""
-    token_ids = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
-    for kind, rows in _by_kind(samplings, logits.shape[1]).items():
-        index = upload(rows, np.int64, logits.device)
-        part = take(logits, index)
-        if kind is _Kind.GREEDY:
-            token_ids[index] = part.max(dim=-1).indices  # the first of equals
-        else:
-            settings = [samplings[r] for r in rows]
-            scores = _scores(part, highest[index], settings)
-            weights = masses(scores)
-            if kind is _Kind.FILTERED:
-                weights = keep(scores, weights, settings)
-            token_ids[index] = draw(weights, _uniforms(settings, [positions[r] for r in rows], logits.device))
-    return token_ids
+def _sampling(row: StepRow) -> Sampling:
+    assert row.sampling, "a row that samples says how"
+    return row.sampling
+
+
+def law_arrays(
+    samplings: Sequence[Sampling], positions: Sequence[int], vocabulary_size: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of SamplingRows, by name: 24 bytes a row."""
+    return {
+        "scales": np.array([_scale(s) for s in samplings], np.float32),
+        "top_ks": np.array([_top_k(s, vocabulary_size) for s in samplings], np.int32),
+        "top_ps": np.array([_top_p(s) for s in samplings], np.int32),
+        "min_scores": np.array([math.log2(s.min_p) if s.min_p else -math.inf for s in samplings], np.float32),
+        "draws": draws([s.seed for s in samplings], [s.choice_index for s in samplings], positions),
+    }
+
+
+def sampling_rows(samplings: Sequence[Sampling], sent: Mapping[str, Tensor], vocabulary_size: int) -> SamplingRows:
+    kinds = [_kind(sampling, vocabulary_size) for sampling in samplings]
+    top_ks = [_top_k(s, vocabulary_size) for s, kind in zip(samplings, kinds, strict=True) if kind is _Kind.FILTERED]
+    return SamplingRows(
+        sent["scales"],
+        sent["top_ks"],
+        sent["top_ps"],
+        sent["min_scores"],
+        sent["draws"],
+        **{kind.value: tuple(r for r, other in enumerate(kinds) if other is kind) for kind in _Kind},
+        max_top_k=max((top_k for top_k in top_ks if top_k < vocabulary_size), default=0),
+    )
 
 
 class _Kind(Enum):
-    """What a row pays for: one maximum, one sum, or a search beside it."""
+    """Of a row, as SamplingRows names it."""
 
-    GREEDY = 0
-    PLAIN = 1
-    FILTERED = 2
-
-
-def _by_kind(samplings: Sequence[Sampling], vocabulary_size: int) -> dict[_Kind, list[int]]:
-    rows: dict[_Kind, list[int]] = {}
-    for r, sampling in enumerate(samplings):
-        rows.setdefault(_kind(sampling, vocabulary_size), []).append(r)
-    return rows
+    GREEDY = "greedy"
+    PLAIN = "plain"
+    FILTERED = "filtered"
 
 
 def _kind(sampling: Sampling, vocabulary_size: int) -> _Kind:
     if sampling.is_greedy:
         return _Kind.GREEDY
-    return _Kind.FILTERED if has_filter(sampling, vocabulary_size) else _Kind.PLAIN
+    keeps_all = _top_k(sampling, vocabulary_size) == vocabulary_size and _top_p(sampling) == 1 << PART_BITS
+    return _Kind.PLAIN if keeps_all and not sampling.min_p else _Kind.FILTERED
 
 
-def _scores(logits: Tensor, highest: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """[R, V]: <= 0. Taking the highest off first keeps a small temperature inside float32."""
-    temperatures = upload([s.temperature for s in samplings], np.float32, logits.device)[:, None]
-    return (logits - highest).div_(temperatures)
+def _scale(sampling: Sampling) -> float:
+    return 0.0 if sampling.is_greedy else min(math.log2(math.e) / sampling.temperature, _MAX_SCALE)
 
 
-def _uniforms(samplings: Sequence[Sampling], positions: Sequence[int], device: torch.device) -> Tensor:
-    draws = uniform([s.seed for s in samplings], [s.choice_index for s in samplings], positions)
-    return upload(draws, np.float64, device)
+def _top_k(sampling: Sampling, vocabulary_size: int) -> int:
+    """V where all are kept."""
+    return sampling.top_k if 0 < sampling.top_k < vocabulary_size else vocabulary_size
 
 
-def _sampling(row: StepRow) -> Sampling:
-    assert row.sampling, "a row that samples says how"
-    return row.sampling
+def _top_p(sampling: Sampling) -> int:
+    """In parts of 2**PART_BITS; no part that is begun is left out."""
+    return min(math.ceil(sampling.top_p * (1 << PART_BITS)), 1 << PART_BITS)

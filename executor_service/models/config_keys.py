@@ -26,6 +26,7 @@ USED = {
     "num_hidden_layers",
     "num_key_value_heads",
     "original_max_position_embeddings",
+    "quantization_config",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -63,7 +64,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "partial_rotary_factor": (None, 1),
     "pretraining_tp": (None, 1),
-    "quantization_config": (None,),
     "rope_interleaved": (False,),
     "use_bidirectional_attention": (None, False),
 }

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
-# One cache per layer: K and V as stored, each [num_blocks, K, S, D], with as many blocks as its group's pool.
-KvCache = list[tuple[torch.Tensor, torch.Tensor]]
+from kernels.paged_rows import PagedRows
+
+# K and V of each layer, as the backend lays them out, with as many blocks as the layer's group has.
+KvCache = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,17 +21,21 @@ class ForwardBatch:
     """B rows packed flat to N tokens. Row i computes tokens [offsets[i], offsets[i + 1]); prefill chunks and decode
     rows look alike. Its context is every token of the sequence up to and including those: context_lens[i].
 
-    token_ids: int32 [N]. positions: int64 [N], in the sequence. slots: int64 [G, N], block * S + place in the block, of
-    each of the G cache groups (1 for most models). block_tables: int64 [G, B, M], padded with 0; entries that a group's
-    window has left behind hold any valid block. logit_rows: int64 [R + Q], which of the N tokens need logits: the last
-    ones of the R rows that sample, then those whose followers in the prompt are scored. offsets [B + 1] and
-    context_lens [B] stay on the host: attention is laid out by them.
+    token_ids: int32 [N]. positions: int32 [N], in the sequence. logit_rows: int32 [R + Q], which of the N tokens need
+    logits: the last ones of the R rows that sample, then those whose followers in the prompt are scored. groups: where
+    the rows lie in each of the cache groups (1 for most models).
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    block_tables: torch.Tensor
-    logit_rows: torch.Tensor
-    offsets: tuple[int, ...]
-    context_lens: tuple[int, ...]
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    groups: tuple[PagedRows, ...]
+    block_tokens: int
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return self.groups[0].offsets
+
+    @property
+    def context_lens(self) -> tuple[int, ...]:
+        return self.groups[0].context_lens

@@ -17,6 +17,7 @@ from executor_service.models.config_value import ConfigValue
 from executor_service.models.families import FAMILIES, SLIDING, Family, head_dim
 from executor_service.models.generation_config import GenerationDefaults, parse_generation
 from executor_service.models.layer_types import parse_layer_types, parse_window
+from executor_service.models.quantization import parse_quantization
 from executor_service.models.rope_config import RopeConfig, parse_rope
 from protos.errors import ConfigError
 from protos.vocabulary import read_json
@@ -67,6 +68,8 @@ class ModelConfig:
     tie_word_embeddings: bool
     # As the checkpoint was meant to run; one of DTYPES.
     dtype: str
+    # Of the layers' products: "none" or "w8a8".
+    quantization: str
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
 
@@ -125,6 +128,7 @@ def parse_model_config(
         norms_add_one=family.norms_add_one,
         tie_word_embeddings=config["tie_word_embeddings"].default(False).boolean(),
         dtype=config["dtype"].or_else(config["torch_dtype"]).default("float32").one_of(DTYPES),
+        quantization=parse_quantization(config["quantization_config"]),
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         generation=parse_generation(generation),
     )

@@ -16,17 +16,29 @@ from executor_service.models.rope_config import RopeConfig
 
 
 class Rope:
-    """Of one head size, on one device."""
+    """Of one head size, on one device. num_positions: how many positions are tabulated; 0 computes those of each step,
+    which takes no memory. Tables are computed on the CPU: not every device's cos is exact for large angles."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
-        self.frequencies = inverse_frequencies(config, head_dim).to(device)  # [D / 2]
+    def __init__(
+        self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device, num_positions: int = 0
+    ) -> None:
+        self.frequencies = inverse_frequencies(config, head_dim)  # [D / 2]
         self.scale = attention_factor(config)
+        self.dtype = dtype
+        tables = self.compute(torch.arange(num_positions))
+        self.tables = [table.to(device) for table in tables] if num_positions else None  # [positions, D]
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions int64 [N], each [N, D]."""
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions int32 [N], each [N, D]."""
+        if self.tables is None:
+            return self.compute(positions)
+        cos, sin = self.tables
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * self.frequencies
         angles = torch.cat((angles, angles), -1)  # [N, D]
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+        return (angles.cos() * self.scale).to(self.dtype), (angles.sin() * self.scale).to(self.dtype)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:

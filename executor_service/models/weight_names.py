@@ -13,6 +13,8 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 NORM_SUFFIX = "norm.weight"
 # Ends of the names of buffers that old checkpoints carry: computed from the config here.
 COMPUTED = (".rotary_emb.inv_freq",)
+# The fields of LayerWeights that are int8 in a W8A8 checkpoint.
+PRODUCTS = ("qkv", "output", "gate_up", "down")
 
 Shape = tuple[int, ...]
 # Tensors that lie one behind the other in one weight.
@@ -59,3 +61,8 @@ def vectors(sizes: dict[str, int], kind: str = "weight") -> Parts:
 
 def matrices(num_outputs: dict[str, int], num_inputs: int) -> Parts:
     return {f"{name}.weight": (size, num_inputs) for name, size in num_outputs.items()}
+
+
+def scale_parts(weights: Parts) -> Parts:
+    """The scales of int8 matrices, one for each output."""
+    return {f"{name}_scale": (shape[0], 1) for name, shape in weights.items()}

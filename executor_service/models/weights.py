@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,12 +20,24 @@ from torch import Tensor
 
 from executor_service.models.checkpoint import StoredTensor, read_checkpoint
 from executor_service.models.model_config import ModelConfig
-from executor_service.models.weight_names import COMPUTED, EMBEDDING, HEAD, NORM, NORM_SUFFIX, Parts, layer_parts
+from executor_service.models.quantization import W8A8
+from executor_service.models.weight_names import (
+    COMPUTED,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    NORM_SUFFIX,
+    PRODUCTS,
+    Parts,
+    layer_parts,
+    scale_parts,
+)
+from kernels.int8_weight import Int8Weight
 from protos.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-STORED_DTYPES = ("F32", "BF16", "F16")
+FLOAT_DTYPES = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +45,11 @@ class LayerWeights:
     """What a config does not have is None. Norms are what is multiplied by, in the type it is multiplied in."""
 
     input_norm: Tensor  # [C]
-    qkv: Tensor  # [(H + 2 K) D, C]
-    output: Tensor  # [C, H D]
+    qkv: Tensor | Int8Weight  # [(H + 2 K) D, C]
+    output: Tensor | Int8Weight  # [C, H D]
     mlp_norm: Tensor  # [C]
-    gate_up: Tensor  # [2 F, C]
-    down: Tensor  # [C, F]
+    gate_up: Tensor | Int8Weight  # [2 F, C]
+    down: Tensor | Int8Weight  # [C, F]
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None  # [D]
     # Of what attention and MLP put out.
@@ -100,16 +113,26 @@ class Places:
         self.by_name: dict[str, Tensor] = {}
 
     def allocate(self, parts: Parts) -> Tensor:
+        is_norm = all(name.endswith(NORM_SUFFIX) for name in parts)
+        return self.stack(parts, self.norm_dtype if is_norm else self.dtype)
+
+    def allocate_int8(self, parts: Parts) -> Int8Weight:
+        scale = self.stack(scale_parts(parts), torch.float32)  # [O, 1]
+        return Int8Weight(self.stack(parts, torch.int8), scale[:, 0])
+
+    def stack(self, parts: Parts, dtype: torch.dtype) -> Tensor:
         sizes = [shape[0] for shape in parts.values()]
         width = next(iter(parts.values()))[1:]
-        is_norm = all(name.endswith(NORM_SUFFIX) for name in parts)
-        weight = torch.empty((sum(sizes), *width), dtype=self.norm_dtype if is_norm else self.dtype, device=self.device)
+        weight = torch.empty((sum(sizes), *width), dtype=dtype, device=self.device)
         self.by_name |= zip(parts, torch.split(weight, sizes), strict=True)
         return weight
 
     def layer(self, config: ModelConfig, layer: int) -> LayerWeights:
-        fields = layer_parts(config, layer).items()
-        return LayerWeights(**{field: self.allocate(parts) for field, parts in fields})
+        fields: dict[str, Any] = {}
+        for field, parts in layer_parts(config, layer).items():
+            is_int8 = config.quantization == W8A8 and field in PRODUCTS
+            fields[field] = self.allocate_int8(parts) if is_int8 else self.allocate(parts)
+        return LayerWeights(**fields)
 
     def decoder(self, config: ModelConfig, has_head: bool) -> DecoderWeights:
         table = (config.vocabulary_size, config.hidden_size)
@@ -123,7 +146,7 @@ class Places:
 
 
 def check_fit(stored: dict[str, StoredTensor], places: dict[str, Tensor]) -> None:
-    """Every stored tensor has a place, every place a tensor, and shapes are equal."""
+    """Every stored tensor has a place, every place a tensor; shapes are equal, integers go to integers."""
     if unknown := sorted(stored.keys() - places.keys()):
         tensor = stored[unknown[0]]
         raise ConfigError(f"{tensor.path.name}: tensor {unknown[0]} is not used by this config ({len(unknown)} such)")
@@ -135,10 +158,9 @@ def check_fit(stored: dict[str, StoredTensor], places: dict[str, Tensor]) -> Non
             raise ConfigError(
                 f"{tensor.path.name}: {name} has shape {list(tensor.shape)}, the config asks {list(expected)}"
             )
-        if tensor.dtype not in STORED_DTYPES:
-            raise ConfigError(
-                f"{tensor.path.name}: {name} is stored as {tensor.dtype} ({', '.join(STORED_DTYPES)} are read)"
-            )
+        dtypes = ("I8",) if places[name].dtype is torch.int8 else FLOAT_DTYPES
+        if tensor.dtype not in dtypes:
+            raise ConfigError(f"{tensor.path.name}: {name} is stored as {tensor.dtype} ({', '.join(dtypes)} are read)")
 
 
 def fill(places: dict[str, Tensor], stored: dict[str, StoredTensor]) -> Iterator[int]:

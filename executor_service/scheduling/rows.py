@@ -15,7 +15,7 @@ from executor_service.scheduling.turn_order import TurnOrder
 
 
 class Rows:
-    """At most max_sequences run; those whose sampling has state take one of as many state slots, the lowest free."""
+    """At most max_sequences run, each in one of as many slots, the lowest free."""
 
     def __init__(self, cache: SequenceCache, max_sequences: int) -> None:
         self.cache = cache
@@ -34,9 +34,10 @@ class Rows:
         self.sequences[sequence.key] = sequence
         self.waiting.add(sequence)
 
-    def has_place(self, sequence: Sequence) -> bool:
-        """A row that ended keeps its state slot until the device is done with it."""
-        return len(self.running) < self.max_sequences and bool(self._free_slots or not sequence.sampling.has_state)
+    @property
+    def has_place(self) -> bool:
+        """A row that ended keeps its slot until the device is done with it."""
+        return bool(self._free_slots)
 
     def admit(self, sequence: Sequence, hit: Hit) -> None:
         """Asked before: there is a place, and blocks for all its known tokens."""
@@ -44,8 +45,7 @@ class Rows:
         self.running.add(sequence)
         self.cache.open(sequence, hit)
         self.cache.take(sequence, self.cache.num_missing(sequence, hit.num_tokens))
-        if sequence.sampling.has_state:
-            sequence.state_slot = heappop(self._free_slots)
+        sequence.slot = heappop(self._free_slots)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(hit.num_tokens, sequence.num_prompt_tokens)
             self.num_prefix_query_tokens += sequence.num_known
@@ -73,7 +73,7 @@ class Rows:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.release(sequence)
-        if sequence.state_slot >= 0:
-            heappush(self._free_slots, sequence.state_slot)
-            sequence.state_slot = -1
+        if sequence.slot >= 0:
+            heappush(self._free_slots, sequence.slot)
+            sequence.slot = -1
             sequence.has_history = False

@@ -170,13 +170,15 @@ class Scheduler:
         for sequence in sequences:
             row = step_row(sequence, num_tokens[sequence.key])
             rows.append(row)
+            for held in sequence.blocks:
+                held.num_named = len(held.block_ids)
             sequence.num_computed += row.num_tokens
             sequence.num_steps_in_flight += 1
             if sequence.first_step_s is None:
                 sequence.first_step_s = now_s
             if row.sampling:
                 sequence.num_pending += 1
-                sequence.has_history = sequence.state_slot >= 0
+                sequence.has_history = True
                 sequence.sample_index = num_samples
                 num_samples += 1
         step = Step(self.num_steps, rows)

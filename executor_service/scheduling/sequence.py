@@ -105,10 +105,11 @@ class Banned(Protocol):
 @dataclass(slots=True)
 class HeldBlocks:
     """A row's blocks of one cache group, from its start on; the first num_left are left behind by the window and mean
-    nothing."""
+    nothing. Steps have named the first num_named."""
 
     block_ids: list[int] = field(default_factory=list)
     num_left: int = 0
+    num_named: int = 0
 
     @property
     def own(self) -> list[int]:
@@ -147,8 +148,8 @@ class Sequence:
     num_steps_in_flight: int = 0
     # Index of its pending id among the ids that the last launched step samples.
     sample_index: int = -1
-    # Where the device keeps what its sampling needs from step to step; -1: nowhere.
-    state_slot: int = -1
+    # Where the device keeps what it needs of the row from step to step; -1 while it waits.
+    slot: int = -1
     # Prompt logprobs of positions below this one are reported, or need not be.
     num_scored: int = 1
     # Who goes first, least first: higher priority, then earlier arrival.
@@ -163,7 +164,7 @@ class Sequence:
     contents: list[Content] = field(default_factory=list)
     # Tokens of the prompt that were cached when it first ran.
     num_cached_tokens: int | None = None
-    # The device has counted what stands before its next id, in state_slot.
+    # The device has counted what stands before its next id, in slot.
     has_history: bool = False
     first_step_s: float | None = None
     is_started: bool = False

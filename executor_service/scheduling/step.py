@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +28,22 @@ class History:
     num_prompt_tokens: int
 
 
+class NewBlocks(NamedTuple):
+    """Of one cache group: the row's blocks from its first-th on that no step before named."""
+
+    first: int
+    block_ids: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """Computes num_tokens tokens of a sequence from first_position on.
 
     token_ids: int32 [num_tokens], or None where the one id is what the step before sampled at sample_index: it is read
-    on the device. block_ids: of each cache group, the blocks from the sequence's start on; blocks that its window has
-    left behind are any number. sampling: None where the row ends inside the known tokens and yields no id.
-    state_slot, history: where sampling.has_state; history comes with the first step that samples in that slot.
+    on the device. slot: the row's own from the step that first has it until it ends or is preempted: there the device
+    keeps its block table, and what its sampling needs from step to step. new_blocks: of each cache group; what the
+    window has left behind stays in the table and means nothing. sampling: None where the row ends inside the known
+    tokens and yields no id. history: where sampling.has_state, with the first step that samples in that slot.
     prompt_targets: int32 [<= num_tokens], the ids that follow the row's first tokens in the prompt, where the logprobs
     of these are wanted, num_prompt_top alternatives with each.
     """
@@ -44,10 +53,10 @@ class StepRow:
     num_tokens: int
     token_ids: Int32Array | None
     sample_index: int
-    block_ids: tuple[list[int], ...]
+    slot: int
+    new_blocks: tuple[NewBlocks, ...]
     sampling: Sampling | None
     output_position: int
-    state_slot: int = -1
     history: History | None = None
     prompt_targets: Int32Array | None = None
     num_prompt_top: int = 0

@@ -96,7 +96,7 @@ class StepPlan:
             return False
         hit = self.rows.cache.find(sequence)
         is_long = sequence.num_tokens - hit.num_tokens > limit
-        if is_long and not (self.rows.has_place(sequence) and self._is_free(self._wanted(sequence, hit))):
+        if is_long and not (self.rows.has_place and self._is_free(self._wanted(sequence, hit))):
             self._is_open = False
         return is_long
 
@@ -174,7 +174,7 @@ class StepPlan:
         if not self._is_open or sequence.key in self._leaving or self._is_passed_over(sequence):
             return False
         hit = self.rows.cache.find(sequence)
-        self._is_open = self.rows.has_place(sequence) and self._is_free(self._wanted(sequence, hit))
+        self._is_open = self.rows.has_place and self._is_free(self._wanted(sequence, hit))
         if self._is_open:
             self._admit(sequence, hit)
         return self._is_open
@@ -200,7 +200,7 @@ class StepPlan:
             return False  # it comes in by its turn
         lower = takewhile(lambda other: other.priority < sequence.priority, reversed(self.rows.running))
         victims = self.rows.cache.victims(self._lacking(wanted), self._without_place(lower), hit, int(lacks_place))
-        if victims is None or not self._make_room(victims, wanted) or not self.rows.has_place(sequence):
+        if victims is None or not self._make_room(victims, wanted) or not self.rows.has_place:
             return False
         self._admit(sequence, hit)
         return True

@@ -7,7 +7,7 @@ Changes nothing. Does not know other sequences.
 from __future__ import annotations
 
 from executor_service.scheduling.sequence import Sequence
-from executor_service.scheduling.step import History, Limits, StepRow
+from executor_service.scheduling.step import History, Limits, NewBlocks, StepRow
 from protos.batch import Int32Array
 
 
@@ -21,11 +21,11 @@ def step_row(sequence: Sequence, num_tokens: int) -> StepRow:
         num_tokens,
         token_ids=None if end > sequence.num_known else sequence.token_ids[first:end],
         sample_index=sequence.sample_index,
-        block_ids=tuple(held.block_ids.copy() for held in sequence.blocks),
+        slot=sequence.slot,
+        new_blocks=tuple(NewBlocks(held.num_named, held.block_ids[held.num_named :]) for held in sequence.blocks),
         sampling=sampling,
         output_position=sequence.num_output_tokens,
-        state_slot=sequence.state_slot,
-        history=_history(sequence) if sampling and sequence.state_slot >= 0 and not sequence.has_history else None,
+        history=_history(sequence) if sampling and sampling.has_state and not sequence.has_history else None,
         prompt_targets=targets,
         num_prompt_top=0 if targets is None else sequence.sampling.prompt_logprobs or 0,
     )

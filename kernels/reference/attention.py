@@ -12,11 +12,43 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from kernels.reference.attention_plan import AttentionPlan, Tile
-from kernels.reference.rowwise import soft_cap
+from kernels.reference.rowwise import rms_norm, rope, soft_cap
 from kernels.reference.softmax import RunningSoftmax, product
 
 
+def new_cache(
+    num_blocks: int, block_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Each [blocks, K, S, D]. Not cleared: pages are taken from the system as they are written, and no operation reads
+    an unwritten slot."""
+    shape = (num_blocks, num_kv_heads, block_tokens, head_dim)
+    return torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
+
+
+def rope_and_store(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+) -> Tensor:
+    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    heads = qkv.contiguous().unflatten(1, (-1, head_dim))  # [N, H + 2 K, D]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    qk, v = heads.split([num_heads + num_kv_heads, num_kv_heads], 1)
+    if norms is not None:
+        q, k = qk.split([num_heads, num_kv_heads], 1)
+        qk = torch.cat((rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)), 1)
+    turned = rope(qk, cos, sin)
+    store_kv(turned[:, num_heads:], v, k_cache, v_cache, plan)
+    return turned[:, :num_heads]
+
+
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan) -> None:
+    """k, v [N, K, D]."""
     for new, cache in ((k, k_cache), (v, v_cache)):
         cache.view(-1, cache.shape[3]).index_copy_(0, plan.vectors, new.reshape(-1, cache.shape[3]))
 

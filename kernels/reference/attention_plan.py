@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernels.paged_rows import PagedRows
+
 CONTEXT = 256
 
 
@@ -47,37 +49,35 @@ class AttentionPlan:
 
 
 def attention_plan(
-    slots: Tensor,
-    block_tables: Tensor,
-    offsets: tuple[int, ...],
-    context_lens: tuple[int, ...],
-    block_tokens: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int | None,
+    rows: PagedRows, block_tokens: int, num_heads: int, num_kv_heads: int, window: int | None
 ) -> AttentionPlan:
+    offsets, context_lens, device = rows.offsets, rows.context_lens, rows.slots.device
     # Tokens that are read at once: as many as divide both a block and a tile.
     piece_tokens = math.gcd(block_tokens, CONTEXT)
     tile_pieces = CONTEXT // piece_tokens
-    pieces = block_pieces(block_tables, num_kv_heads, block_tokens // piece_tokens)
+    pieces = block_pieces(rows.block_tables.long(), num_kv_heads, block_tokens // piece_tokens)
     groups = []
-    for num_queries, rows in rows_by_num_queries(offsets).items():
-        skipped = {row: first_seen(context_lens[row], num_queries, window) // CONTEXT for row in rows}  # tiles
-        lens = {row: context_lens[row] - skipped[row] * CONTEXT for row in rows}
+    for num_queries, alike in rows_by_num_queries(offsets).items():
+        skipped = {row: first_seen(context_lens[row], num_queries, window) // CONTEXT for row in alike}  # tiles
+        lens = {row: context_lens[row] - skipped[row] * CONTEXT for row in alike}
         # Rows that still have context left are then always the first ones.
-        rows.sort(key=lambda row: -num_tiles(lens[row]))
-        starts = [offsets[row] for row in rows]
+        alike.sort(key=lambda row: -num_tiles(lens[row]))
+        starts = [offsets[row] for row in alike]
         is_all = starts == list(range(0, offsets[-1], num_queries))
-        first = torch.tensor(starts, device=slots.device)[:, None]
-        tokens = None if is_all else first + torch.arange(num_queries, device=slots.device)
-        seen = pieces_from(pieces[rows], [skipped[row] * tile_pieces for row in rows])
+        first = torch.tensor(starts, device=device)[:, None]
+        tokens = None if is_all else first + torch.arange(num_queries, device=device)
+        seen = pieces_from(pieces[alike], [skipped[row] * tile_pieces for row in alike])
         heads_per_key = num_heads // num_kv_heads
-        tiles = plan_tiles(seen, [lens[row] for row in rows], num_queries, heads_per_key, tile_pieces, window)
+        tiles = plan_tiles(seen, [lens[row] for row in alike], num_queries, heads_per_key, tile_pieces, window)
         groups.append(Group(tokens, num_queries, list(tiles)))
+    return AttentionPlan(groups, piece_tokens, vectors_of(rows.slots.long(), block_tokens, num_kv_heads))
+
+
+def vectors_of(slots: Tensor, block_tokens: int, num_kv_heads: int) -> Tensor:
+    """int64 [N * K]."""
     heads = torch.arange(num_kv_heads, device=slots.device)
     vectors = (slots // block_tokens * num_kv_heads)[:, None] + heads  # [N, K]
-    vectors = vectors * block_tokens + (slots % block_tokens)[:, None]
-    return AttentionPlan(groups, piece_tokens, vectors.flatten())
+    return (vectors * block_tokens + (slots % block_tokens)[:, None]).flatten()
 
 
 def block_pieces(block_tables: Tensor, num_kv_heads: int, num_pieces: int) -> Tensor:

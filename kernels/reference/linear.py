@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernels.int8_weight import Int8Weight
+from kernels.reference.int8_linear import int8_linear
+
 # [rows, I] and [O, I] -> [rows, O], possibly a view.
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,7 +29,9 @@ MAX_COLUMNS = 32
 MAX_TRIAL_VALUES = 1 << 26
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Int8Weight):
+        return int8_linear(x, weight, bias)
     x = x.contiguous()  # as in a trial
     parts = [
         filled_product(x[start : start + size], size, product, weight) for start, size, product in tiles(x, weight)

@@ -13,14 +13,25 @@ import torch
 from torch import Tensor
 
 
-def embed(table: Tensor, token_ids: Tensor) -> Tensor:
-    return table.index_select(0, token_ids)  # [N, C]
+def embed(table: Tensor, token_ids: Tensor, scale: float) -> Tensor:
+    x = table.index_select(0, token_ids)  # [N, C]
+    return x if scale == 1 else x.mul_(scale)
+
+
+def embed_rms_norm(table: Tensor, token_ids: Tensor, scale: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = embed(table, token_ids, scale)
+    return x, rms_norm(x, weight, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float().contiguous()  # a mean over other strides would be summed in another order
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [..., 1]
     return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = residual + x
+    return x, rms_norm(x, weight, eps)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,13 +2,18 @@
 """A model directory becomes a decoder, with blocks for each of its cache groups and the context that they hold."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from executor_service import loading
+from executor_service.cache_size import CacheSize
 from executor_service.config import ExecutorConfig
-from executor_service.loading import LoadedModel, load_model
+from executor_service.loading import LoadedModel, allocate_cache, load_model
+from executor_service.scheduling.cache_group import CacheGroup
 from protos.errors import ConfigError
 from tests.fixtures.byte_tokenizer import write_byte_tokenizer
 from tests.fixtures.random_model import write_random_model
@@ -22,15 +27,59 @@ def load(directory: Path, architecture: str = "Gemma3ForCausalLM", **settings: A
 
 def test_each_cache_group_has_blocks_of_its_own(tmp_path: Path) -> None:
     model = load(tmp_path, num_blocks=30, max_step_tokens=32, max_sequences=2)
-    assert model.num_blocks == (30, 2 * 6)
+    assert model.runner.num_blocks == (30, 2 * 6)
     assert model.info.num_blocks == 42
     assert model.info.max_context_tokens == 30 * 16
 
 
 def test_memory_is_measured_where_the_settings_say_nothing(tmp_path: Path) -> None:
     model = load(tmp_path, max_step_tokens=32, max_sequences=2)
-    assert model.num_blocks == (2 * 32, 2 * 6)
+    assert model.runner.num_blocks == (2 * 32, 2 * 6)
     assert model.info.max_context_tokens == 512
+
+
+class SmallDevice:
+    """A runner on a device that holds so many blocks, whatever it says of its memory."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.calls: list[object] = []
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        self.calls.append(tuple(num_blocks))
+        if sum(num_blocks) > self.capacity:
+            raise torch.OutOfMemoryError("out of memory")
+
+    def use_most_memory(self, max_step_tokens: int) -> None:
+        self.calls.append(max_step_tokens)
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+def size_of(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> CacheSize:
+    monkeypatch.setattr(loading, "free_bytes", lambda device: free)
+    config = ExecutorConfig(Path(), device="cuda:0", block_tokens=16, max_step_tokens=40, **settings)
+    return CacheSize(config, (CacheGroup(None, 1),), bytes_per_token=4, context_tokens=4096)
+
+
+def test_the_cache_takes_what_a_full_step_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = SmallDevice(1000)
+    allocate_cache(runner, size_of(monkeypatch, 64 * 1000))  # type: ignore[arg-type]
+    assert runner.calls == [(3,), 40, "release", (900,)]
+
+
+def test_a_cache_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = SmallDevice(300)
+    allocate_cache(runner, size_of(monkeypatch, 64 * 1000))  # type: ignore[arg-type]
+    assert runner.calls[3:] == [(900,), (450,), (225,)]
+
+
+def test_a_cache_of_a_size_that_was_set_is_not_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="EXECUTOR_NUM_BLOCKS=400: the device does not hold them: out of memory"):
+        allocate_cache(SmallDevice(300), size_of(monkeypatch, 64 * 1000, num_blocks=400))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
+from kernels import reference as ops
+from kernels.reference.rowwise import rope
 from tests.fixtures.paged import Context, attend
-
-ops = kernels.load("reference")
 
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["1-thread", "2-threads"])
@@ -62,7 +61,7 @@ def test_activations(size: int) -> None:
 def test_rope() -> None:
     angles = torch.randn(256, 16)
     both = torch.cat((torch.randn(256, 48), angles), 1)
-    assert_rows_equal(lambda x: ops.rope(x[:, :48].view(-1, 3, 16), x[:, 48:].cos(), x[:, 48:].sin()), both)
+    assert_rows_equal(lambda x: rope(x[:, :48].view(-1, 3, 16), x[:, 48:].cos(), x[:, 48:].sin()), both)
 
 
 HEADS = [(9, 3, 64), (4, 2, 16), (4, 4, 16), (8, 1, 128), (1, 1, 16)]

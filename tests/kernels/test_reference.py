@@ -6,22 +6,25 @@ import torch
 from torch.nn import functional
 
 import kernels
+from kernels import reference as ops
+from kernels.reference.rowwise import rope
 from protos.errors import ConfigError
 from tests.fixtures.paged import Context, attend
 
-ops = kernels.load("reference")
 close = torch.testing.assert_close
 
 
 def test_an_unknown_backend_names_what_exists() -> None:
-    with pytest.raises(ConfigError, match=r'"cuda" do not exist \(reference\)'):
-        kernels.load("cuda")
+    shape = kernels.Shape(4, 2, 64, 16, torch.float32)
+    with pytest.raises(ConfigError, match=r'"cuda" do not exist \(auto, reference, triton, npu\)'):
+        kernels.load("cuda", torch.device("cpu"), shape)
+    assert kernels.load("auto", torch.device("cpu"), shape) is ops
 
 
 def test_embed_reads_rows_by_int32_ids() -> None:
     table = torch.randn(7, 3)
     token_ids = torch.tensor([6, 0, 6], dtype=torch.int32)
-    assert torch.equal(ops.embed(table, token_ids), table[[6, 0, 6]])
+    assert torch.equal(ops.embed(table, token_ids, 1.0), table[[6, 0, 6]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -42,6 +45,17 @@ def test_rms_norm() -> None:
 def test_silu_mul() -> None:
     gate, up = torch.tensor([[-200.0, -1.0, 0.0, 3.0, 200.0]]), torch.full((1, 5), 2.0)
     close(ops.silu_mul(torch.cat((gate, up), 1)), functional.silu(gate) * up)
+
+
+def test_norms_of_sums_and_of_embeddings_are_those_of_their_parts() -> None:
+    x, residual, weight = torch.randn(5, 16), torch.randn(5, 16), torch.randn(16)
+    total, normed = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    assert torch.equal(total, residual + x)
+    assert torch.equal(normed, ops.rms_norm(residual + x, weight, 1e-5))
+    token_ids = torch.tensor([4, 0], dtype=torch.int32)
+    rows, normed = ops.embed_rms_norm(x, token_ids, 4.0, weight, 1e-5)
+    assert torch.equal(rows, x[[4, 0]] * 4)
+    assert torch.equal(normed, ops.rms_norm(rows, weight, 1e-5))
 
 
 def test_rms_norm_multiplies_in_the_type_of_the_weight() -> None:
@@ -66,7 +80,7 @@ def test_rope_turns_pairs() -> None:
     cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
     x = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
     expected = [angle[0, 0].cos(), -angle[0, 1].sin(), angle[0, 0].sin(), angle[0, 1].cos()]
-    close(ops.rope(x, cos, sin).flatten(), torch.stack(expected))
+    close(rope(x, cos, sin).flatten(), torch.stack(expected))
 
 
 SPANS = [[(0, 5)], [(4, 5), (0, 300)], [(255, 256), (256, 257), (3, 3 + 290)], [(600, 601), (500, 700), (0, 20)]]

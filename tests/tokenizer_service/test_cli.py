@@ -20,6 +20,7 @@ from protos.packserve.v1.sampling_pb2 import Choices, Constraint
 from protos.server import Ports
 from tests.fixtures import fake_service
 from tests.fixtures.echo_service import EchoServicer, serve_echo
+from tests.fixtures.random_model import write_random_model
 from tests.fixtures.repository import ROOT
 from tokenizer_service.cli import main
 from tokenizer_service.cli.children import with_free_ports
@@ -115,11 +116,26 @@ async def test_chat_keeps_the_conversation(servicer: EchoServicer, address: str)
     ]
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "chat", "model"])
+@pytest.mark.parametrize("command", ["up", "generate", "chat", "model", "quantize"])
 async def test_help_is_there(command: str) -> None:
     result = await invoke(command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
+
+
+def test_quantize_becomes_the_program_that_writes_the_target(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "-source")
+    command = [*SCRIPT, "quantize", "--", "-source", "target"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "target\n"), result.stderr
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {"config.json", "model.safetensors"}
+
+
+async def test_quantize_names_a_source_that_is_not_there(tmp_path: Path) -> None:
+    result = await invoke("quantize", str(tmp_path / "nothing"), str(tmp_path / "target"))
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
 
 
 def test_a_named_model_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from tokenizer_service.cli.ask import chat, generate
+from tokenizer_service.cli.quantize import quantize
 from tokenizer_service.cli.services import executor, model, tokenizer
 from tokenizer_service.cli.up import up
 
@@ -32,5 +33,5 @@ def main() -> None:
     """
 
 
-for command in (up, generate, chat, executor, tokenizer, model):
+for command in (up, generate, chat, executor, tokenizer, model, quantize):
     main.add_command(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.device.generator import philox, uniform
+from executor_service.device.generator import draws, philox
 
 
 def words(counter: tuple[int, ...], key: tuple[int, int]) -> list[int]:
@@ -13,8 +13,9 @@ def words(counter: tuple[int, ...], key: tuple[int, int]) -> list[int]:
     return [int(word[0]) for word in philox((c0, c1, c2, c3), (k0, k1))]
 
 
-def draw(seed: int = 1, choice: int = 0, position: int = 0) -> float:
-    return float(uniform([seed], [choice], [position])[0])
+def draw(seed: int = 1, choice: int = 0, position: int = 0) -> tuple[int, int]:
+    upper, lower = draws([seed], [choice], [position])[:, 0].tolist()
+    return upper, lower
 
 
 def test_known_answers() -> None:
@@ -26,8 +27,8 @@ def test_known_answers() -> None:
     assert words(counter, key) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-def test_a_draw_is_the_upper_53_bits_of_two_words() -> None:
-    assert draw(seed=0) == ((0x6627E8D5E169C58D >> 11) * 2.0**-53)
+def test_a_draw_is_the_upper_30_bits_of_two_words() -> None:
+    assert draw(seed=0) == (0x6627E8D5 >> 2, 0xE169C58D >> 2)
 
 
 def test_each_part_of_the_key_counts() -> None:
@@ -36,12 +37,13 @@ def test_each_part_of_the_key_counts() -> None:
 
 
 def test_a_draw_depends_on_its_key_only() -> None:
-    assert uniform([9, 1, 7], [0, 0, 0], [5, 0, 5])[1] == draw()
+    assert tuple(draws([9, 1, 7], [0, 0, 0], [5, 0, 5])[:, 1]) == draw()
 
 
 def test_draws_are_uniform_over_positions_and_over_seeds() -> None:
     count, zeros = 100_000, [0] * 100_000
-    for draws in (uniform([7] * count, zeros, range(count)), uniform(range(count), zeros, zeros)):
-        in_bins = np.bincount((draws * 20).astype(int), minlength=20)
-        assert 0 <= draws.min() < draws.max() < 1
-        assert ((in_bins - 5000) ** 2 / 5000).sum() < 50.8  # chi-square, 19 degrees of freedom, p = 1e-4
+    for found in (draws([7] * count, zeros, range(count)), draws(range(count), zeros, zeros)):
+        for part in found / 2**30:
+            in_bins = np.bincount((part * 20).astype(int), minlength=20)
+            assert 0 <= part.min() < part.max() < 1
+            assert ((in_bins - 5000) ** 2 / 5000).sum() < 50.8  # chi-square, 19 degrees of freedom, p = 1e-4

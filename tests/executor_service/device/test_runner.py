@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.device.runner import DeviceRunner
+from executor_service.device.runner import Capacity, DeviceRunner
 from executor_service.models.forward_batch import ForwardBatch, KvCache
 from executor_service.scheduling.cache_group import CacheGroup
 from executor_service.scheduling.sequence import RowKey, Sampling
-from executor_service.scheduling.step import Failure, History, Sampled, Scores, Step, StepRow
+from executor_service.scheduling.step import Failure, History, NewBlocks, Sampled, Scores, Step, StepRow
+from kernels import reference
 from tests.fixtures.decoding import load_decoder, logits_of
 from tests.fixtures.random_model import write_random_model
 from tests.fixtures.sampling_rows import CPU, adjusted
@@ -30,6 +32,7 @@ class TableModel:
     """Logits depend on the last id alone: a row of a table. What it passes on to them is the id."""
 
     cache_groups = (CacheGroup(None, 1), CacheGroup(8, 2))
+    vocabulary_size = SIZE
 
     def __init__(self) -> None:
         self.table = 3 * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -39,8 +42,8 @@ class TableModel:
         self.token_ids: list[list[int]] = []
 
     def forward(self, batch: ForwardBatch, cache: KvCache) -> torch.Tensor:
-        for slots, num_slots in zip(batch.slots.tolist(), self.num_slots, strict=True):
-            assert all(0 <= slot < num_slots for slot in slots)
+        for group, num_slots in zip(batch.groups, self.num_slots, strict=True):
+            assert all(0 <= slot < num_slots for slot in group.slots.tolist())
         self.token_ids.append(batch.token_ids.tolist())
         return batch.token_ids[batch.logit_rows]
 
@@ -58,7 +61,9 @@ class TableModel:
 
 def make_runner(num_blocks: Sequence[int] = (32, 16)) -> tuple[DeviceRunner, TableModel]:
     model = TableModel()
-    return DeviceRunner(model, num_blocks, BLOCK, CPU), model
+    runner = DeviceRunner(model, reference, Capacity(BLOCK, 16, BLOCK * max(num_blocks)), CPU)
+    runner.allocate(num_blocks)
+    return runner, model
 
 
 def make_row(token_ids: Sequence[int] | None, sampling: Sampling | None = Sampling(), **fields: Any) -> StepRow:  # noqa: B008
@@ -70,7 +75,8 @@ def make_row(token_ids: Sequence[int] | None, sampling: Sampling | None = Sampli
         "num_tokens": num_tokens,
         "token_ids": None if token_ids is None else np.array(token_ids, np.int32),
         "sample_index": 0,
-        "block_ids": tuple(list(range(-(-num_tokens // BLOCK))) for _ in range(2)),
+        "slot": 0,
+        "new_blocks": tuple(NewBlocks(0, list(range(-(-num_tokens // BLOCK)))) for _ in range(2)),
         "sampling": sampling,
         "output_position": 0,
     }
@@ -79,8 +85,13 @@ def make_row(token_ids: Sequence[int] | None, sampling: Sampling | None = Sampli
     return StepRow(**(values | fields))
 
 
+def in_slots(rows: list[StepRow]) -> list[StepRow]:
+    """Each in a slot of its own."""
+    return [dataclasses.replace(row, slot=slot) for slot, row in enumerate(rows)]
+
+
 def run(runner: DeviceRunner, rows: list[StepRow]) -> Sampled:
-    launched = runner.forward(Step(1, rows))
+    launched = runner.forward(Step(1, in_slots(rows)))
     runner.sample(launched, [None] * sum(row.sampling is not None for row in rows))
     return runner.sampled(launched)
 
@@ -97,9 +108,10 @@ def assert_scores(scores: Scores | None, law: torch.Tensor, token_ids: Sequence[
 
 def test_sampled_ids_feed_the_next_step_before_the_host_has_them() -> None:
     runner, model = make_runner()
-    first = runner.forward(Step(1, [make_row([3, 4]), make_row([9, 1], None), make_row([7])]))
+    first = runner.forward(Step(1, in_slots([make_row([3, 4]), make_row([9, 1], None), make_row([7])])))
     runner.sample(first, [None, None])
-    second = runner.forward(Step(2, [make_row(None, sample_index=1), make_row([2]), make_row(None, sample_index=0)]))
+    rows = [make_row(None, sample_index=1), make_row([2]), make_row(None, sample_index=0)]
+    second = runner.forward(Step(2, in_slots(rows)))
     runner.sample(second, [None] * 3)
     token_ids = runner.sampled(first).token_ids
     assert token_ids == model.table[[4, 7]].argmax(dim=-1).tolist()
@@ -129,7 +141,7 @@ def test_rows_have_the_scores_that_they_ask_for() -> None:
 def test_scores_are_of_the_raw_logits_under_penalties_and_bans() -> None:
     runner, model = make_runner()
     sampling = Sampling(repetition_penalty=1.5, logit_bias=((2, 50.0),), logprobs=3)
-    row = make_row([4], sampling, state_slot=0, history=History(np.array([4], np.int32), 1))
+    row = make_row([4], sampling, slot=0, history=History(np.array([4], np.int32), 1))
     sampled = run(runner, [row])
     assert sampled.token_ids == [2]
     assert_scores(sampled.scores[0], model.logprobs([4]), [2], 3)
@@ -139,7 +151,7 @@ def test_penalties_follow_the_output_over_steps_that_overlap() -> None:
     runner, model = make_runner()
     sampling = Sampling(frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.2)
     history = History(np.array([1, 2, 1], np.int32), 2)
-    rows = [make_row([1], sampling, state_slot=3, history=history)] + [make_row(None, sampling, state_slot=3)] * 7
+    rows = [make_row([1], sampling, slot=3, history=history)] + [make_row(None, sampling, slot=3)] * 7
     launches = []
     for number, row in enumerate(rows):
         launches.append(runner.forward(Step(number, [row])))
@@ -196,7 +208,7 @@ def test_warm_up_leaves_nothing_to_a_slot_s_first_owner() -> None:
     runner, model = make_runner()
     runner.warm_up(16)
     sampling = Sampling(frequency_penalty=100.0)
-    sampled = run(runner, [make_row([4], sampling, state_slot=0, history=History(np.array([4], np.int32), 1))])
+    sampled = run(runner, [make_row([4], sampling, slot=0, history=History(np.array([4], np.int32), 1))])
     assert sampled.token_ids == [int(model.table[4].argmax())]
 
 
@@ -206,13 +218,14 @@ def test_a_model_s_prompt_scores_do_not_depend_on_chunks(tmp_path: Path) -> None
     token_ids = np.random.default_rng(1).integers(0, 320, 101).tolist()
 
     def scored(lens: Sequence[int]) -> list[np.ndarray]:
-        runner, parts, start = DeviceRunner(decoder, [8], BLOCK, CPU), [], 0
+        runner, parts, start = DeviceRunner(decoder, reference, Capacity(BLOCK, 4, 8 * BLOCK), CPU), [], 0
+        runner.allocate([8])
         for length in lens:
             row = make_row(
                 token_ids[start : start + length],
                 None,
                 first_position=start,
-                block_ids=(list(range(7)),),
+                new_blocks=(NewBlocks(0, list(range(7))),),
                 prompt_targets=token_ids[start + 1 : start + 1 + length],
                 num_prompt_top=3,
             )

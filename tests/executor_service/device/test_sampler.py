@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from executor_service.device.sampler import Sampler, failure_of
+from executor_service.device import sampler as sampler_module
+from executor_service.device.sampler import failure_of
+from executor_service.device.transfer import upload
 from executor_service.scheduling.sequence import Sampling
 from executor_service.scheduling.step import Failure, Limits, StepRow
-from tests.fixtures.sampling_rows import CPU, adjusted, law_of, mask_of, sample_once, sampling_row
+from tests.fixtures.sampling_rows import adjusted, law_of, mask_of, new_sampler, rows_of, sample_once, sampling_row
 
 SETTINGS = [
     Sampling(),
@@ -40,8 +45,8 @@ def mixed_rows(count: int) -> list[StepRow]:
     rows = []
     for r in range(count):
         sampling = SETTINGS[r % len(SETTINGS)]
-        history = {"slot": r, "prompt": [r, 5, 6], "output": [7, 7, r]} if sampling.has_state else {}
-        rows.append(sampling_row(sampling, 3 * r, **history))  # type: ignore[arg-type]
+        history = {"prompt": [r, 5, 6], "output": [7, 7, r]} if sampling.has_state else {}
+        rows.append(sampling_row(sampling, 3 * r, r, **history))
     return rows
 
 
@@ -57,7 +62,7 @@ def test_a_row_gets_the_same_id_in_any_company(num_rows: int, size: int) -> None
             torch.set_num_threads(threads)
             alone = [sample_once(logits[r : r + 1], [rows[r]], [limits[r]])[0] for r in range(num_rows)]
             assert alone == together
-            moved = [replace(row, state_slot=num_rows - 1 - row.state_slot) if row.history else row for row in rows]
+            moved = [replace(row, slot=num_rows - 1 - row.slot) for row in rows]
             assert sample_once(logits.flip(0), moved[::-1], limits[::-1])[::-1] == together
     finally:
         torch.set_num_threads(num_threads)
@@ -69,7 +74,7 @@ def test_only_ids_that_the_rules_leave_are_chosen(sampling: Sampling, limits: Li
     """All rules in their order, against a plain list: what has no probability is never drawn, what has much is."""
     logits, prompt, output = random_logits(1, 320, seed=7), [5, 6, 9], [7, 7, 8, 300]
     rows = [
-        sampling_row(sampling, position, position if sampling.has_state else -1, prompt, output)
+        sampling_row(sampling, position, position, prompt if sampling.has_state else None, output)
         for position in range(400)
     ]
     chosen = set(sample_once(logits.expand(400, -1), rows, [limits] * 400))
@@ -175,7 +180,7 @@ def test_rows_in_steps_count_what_they_sampled() -> None:
     """A penalty that forbids what the output has: ids come in the order of their logits, in two rows at once."""
     logits = torch.stack([torch.arange(8.0), -torch.arange(8.0)])
     sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0)
-    sampler = Sampler(CPU)
+    sampler = new_sampler(vocabulary_size=8, num_slots=2)
     output: list[list[int]] = []
     for step in range(6):
         histories = [[], []] if step == 0 else [None, None]
@@ -186,3 +191,41 @@ def test_rows_in_steps_count_what_they_sampled() -> None:
         for _ in range(6):
             expected.append(int(np.argmax(adjusted(logits[r].tolist(), sampling, [], expected))))
         assert [ids[r] for ids in output] == expected
+
+
+def test_a_step_s_numbers_go_down_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of words, at most 9 a row that has neither state nor limits; a row's mask is as many words as its bits need."""
+    sent: list[int] = []
+
+    def counted(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+        sent.append(sum(array.nbytes for array in arrays))
+        return upload(arrays, device)
+
+    monkeypatch.setattr(sampler_module, "upload", counted)
+    logits = random_logits(40, 320)
+    sample_once(logits, [sampling_row(SETTINGS[r % 7], r) for r in range(40)])
+    assert len(sent) == 1
+    assert sent[0] <= 40 * 36
+    sample_once(logits, mixed_rows(40), [LIMITS[r % 3] for r in range(40)])
+    assert len(sent) == 2
+    assert sent[1] < 40 * 300
+
+
+def test_settings_become_numbers_that_every_device_reads_alike() -> None:
+    rows = rows_of(
+        [Sampling(), Sampling(0.5), Sampling(2.0, top_k=7, top_p=1e-6, min_p=0.25), Sampling(1.0, top_k=500, top_p=2)],
+        vocabulary_size=320,
+    )
+    assert rows.scales.tolist() == [0.0, *np.float32([2 * math.log2(math.e), math.log2(math.e) / 2, math.log2(math.e)])]
+    assert rows.top_ks.tolist() == [320, 320, 7, 320]
+    assert rows.top_ps.tolist() == [2**30, 2**30, math.ceil(1e-6 * 2**30), 2**30]
+    assert rows.min_scores.tolist() == [-math.inf, -math.inf, -2.0, -math.inf]
+    assert (rows.greedy, rows.plain, rows.filtered, rows.max_top_k) == ((0,), (1, 3), (2,), 7)
+
+
+def test_state_takes_what_it_says_from_the_start() -> None:
+    """9 bytes an id of a slot, whatever rows come."""
+    sampler = new_sampler(vocabulary_size=8, num_slots=3)
+    assert sampler.num_bytes == 3 * 8 * 9
+    sampler.sample(torch.zeros(1, 8), [sampling_row(SETTINGS[7], slot=2, prompt=[1])], [None])
+    assert sampler.num_bytes == 3 * 8 * 9

@@ -127,11 +127,12 @@ def test_half_precision_stays_near_float32(tmp_path: Path, dtype: torch.dtype) -
 class StreamsDecoder(Decoder):
     """Each token is four residual streams, as in the DeepSeek-V4 family."""
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return super().embed(token_ids)[:, None].expand(-1, 4, -1)  # [N, 4, C]
+    def embed(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, normed = super().embed(token_ids)
+        return x[:, None].expand(-1, 4, -1), normed[:, None].expand(-1, 4, -1)  # [N, 4, C] each
 
-    def layers(self, x: torch.Tensor, batch: ForwardBatch, cache: KvCache) -> torch.Tensor:
-        return super().layers(x.mean(1), batch, cache)[:, None] * torch.ones(4, 1)  # [N, 4, C]
+    def layers(self, x: torch.Tensor, normed: torch.Tensor, batch: ForwardBatch, cache: KvCache) -> torch.Tensor:
+        return super().layers(x.mean(1), normed.mean(1), batch, cache)[:, None] * torch.ones(4, 1)  # [R + Q, 4, C]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return super().logits(x.mean(1))

@@ -58,7 +58,7 @@ def parse(generation: dict[str, Any] | None = None, **overrides: Any) -> ModelCo
             {"architecture": "Gemma3ForCausalLM", "rope_parameters": {"sliding_attention": {"rope_type": "foo"}}},
             "rope_parameters.sliding_attention.rope_type is 'foo', must be one of",
         ),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*, must be None"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method is 'gptq', must be"),
         ({"pretraining_tp": 2}, "pretraining_tp is 2, must be 1"),
         ({"dtype": "float64"}, "dtype is 'float64', must be one of float32, bfloat16, float16"),
         ({"intermediate_size": ...}, "intermediate_size is missing"),

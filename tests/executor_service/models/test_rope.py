@@ -59,7 +59,7 @@ def test_tables_are_those_of_transformers(parameters: dict[str, Any], head_dim: 
 
 
 def assert_same_tables(rope: RopeConfig, head_dim: int, oracle: torch.nn.Module, positions: list[int]) -> None:
-    cos, sin = Rope(rope, head_dim, CPU)(torch.tensor(positions), torch.float32)
+    cos, sin = Rope(rope, head_dim, torch.float32, CPU)(torch.tensor(positions))
     expected_cos, expected_sin = oracle(torch.empty(0), torch.tensor([positions]))
     assert torch.equal(cos, expected_cos[0])
     assert torch.equal(sin, expected_sin[0])
@@ -109,13 +109,20 @@ def test_layer_types_have_ropes_of_their_own(keys: dict[str, Any]) -> None:
 
 
 def test_a_position_has_the_same_bits_alone_and_in_company() -> None:
-    rope = Rope(parsed(512), 16, CPU)
+    rope = Rope(parsed(512), 16, torch.float32, CPU)
     positions = torch.arange(500)
-    cos, sin = rope(positions, torch.float32)
+    cos, sin = rope(positions)
     for i in (0, 1, 7, 250, 499):
-        alone = rope(positions[i : i + 1], torch.float32)
+        alone = rope(positions[i : i + 1])
         assert torch.equal(alone[0][0], cos[i])
         assert torch.equal(alone[1][0], sin[i])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tabulated_positions_have_the_bits_of_computed_ones(dtype: torch.dtype) -> None:
+    positions = torch.tensor([0, 499, 7, 7, 250], dtype=torch.int32)
+    computed, tabulated = (Rope(parsed(512), 16, dtype, CPU, n)(positions) for n in (0, 500))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(computed, tabulated, strict=True))
 
 
 LLAMA3 = PARAMETERS[4]

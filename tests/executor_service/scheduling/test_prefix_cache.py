@@ -157,7 +157,7 @@ def test_windowed_group_needs_only_what_the_next_query_sees() -> None:
     step = loop.turn()
     assert step
     assert step.rows[0].first_position == 16
-    assert step.rows[0].block_ids[0][:2] == [0, 0]
+    assert step.rows[0].new_blocks[0].block_ids[:2] == [0, 0]
     loop.run()
 
 

@@ -102,14 +102,14 @@ def test_cancel_frees_blocks_at_once(when: str) -> None:
     assert not scheduler.has_work
 
 
-def test_cancelled_row_in_flight_keeps_blocks_and_state_slot_until_commit() -> None:
+def test_cancelled_row_in_flight_keeps_blocks_and_slot_until_commit() -> None:
     loop = make_loop(depth=2, max_sequences=1)
-    sequence = make_sequence(sampling=Sampling(presence_penalty=1.0))
+    sequence = make_sequence()
     loop.add(sequence)
     loop.turn()
     loop.cancel(sequence.key)
     assert loop.scheduler.num_used_blocks == 1
-    loop.add(make_sequence(2, sampling=Sampling(presence_penalty=1.0)))
+    loop.add(make_sequence(2))
     assert loop.turn() is None  # the only slot is in use until the step is committed
     assert loop.run() == {1: [], 2: [4, 5, 6, 7]}
 

@@ -80,14 +80,29 @@ def test_known_output_is_no_target() -> None:
     assert step_row(sequence, 6).prompt_targets is None
 
 
-def test_row_with_state_has_the_lowest_free_slot() -> None:
+def test_row_has_the_lowest_free_slot_from_its_first_step_to_its_last() -> None:
     loop = make_loop(max_step_tokens=32)
-    loop.add(*(make_sequence(i, sampling=COUNTED if i else Sampling(), max_output_tokens=3) for i in range(4)))
+    loop.add(*(make_sequence(i, max_output_tokens=3) for i in range(4)))
     loop.turn()
     loop.cancel(make_sequence(2).key)
-    loop.add(make_sequence(5, sampling=COUNTED))
+    loop.add(make_sequence(5))
     loop.run()
-    assert [{row.state_slot for row in rows_of(loop, i)} for i in (0, 1, 2, 3, 5)] == [{-1}, {0}, {1}, {2}, {1}]
+    assert [{row.slot for row in rows_of(loop, i)} for i in (0, 1, 2, 3, 5)] == [{0}, {1}, {2}, {3}, {2}]
+
+
+def test_a_block_is_named_once_while_a_row_keeps_its_slot() -> None:
+    loop = make_loop(max_step_tokens=8)
+    sequence = make_sequence(1, 12, max_output_tokens=12)
+    loop.add(sequence)
+    for _ in range(8):
+        loop.turn()
+    new = [row.new_blocks[0] for row in rows_of(loop, 1)]
+    named = [(blocks.first, len(blocks.block_ids)) for blocks in new if blocks.block_ids]
+    assert named == [(0, 3), (3, 1), (4, 1)]
+    loop.scheduler.give_up(sequence.key)
+    loop.turn()
+    again = rows_of(loop, 1)[8].new_blocks[0]
+    assert (again.first, len(again.block_ids)) == (0, 5)
 
 
 def test_history_comes_with_the_first_step_that_samples_in_a_slot() -> None:
