@@ -79,10 +79,8 @@ def allocate_cache(runner: DeviceRunner, size: CacheSize) -> None:
     if runner.device.type == "cpu":
         runner.allocate(size.num_blocks(max(0, available_bytes() - runner.num_state_bytes)))
         return  # its memory is taken as it is written: what is not yet counts
-    runner.allocate([-(-config.max_step_tokens // config.block_tokens)] * len(size.groups))
-    runner.use_most_memory(config.max_step_tokens)
-    runner.release()
-    num_blocks = size.num_blocks(free_bytes(runner.device))
+    step_bytes = runner.try_largest_step(config.max_step_tokens)
+    num_blocks = size.num_blocks(max(0, free_bytes(runner.device) - step_bytes))
     while not _try_allocate(runner, num_blocks, config):
         num_blocks = tuple(max(1, count // 2) for count in num_blocks)
 

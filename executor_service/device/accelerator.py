@@ -29,6 +29,8 @@ def open_device(name: str) -> torch.device:
     if device.index >= module.device_count():
         raise ConfigError(f"EXECUTOR_DEVICE={name}: there are {module.device_count()} {kind} devices, from 0 on")
     make_current(device)
+    if kind == "npu":
+        module.set_compile_mode(jit_compile=False)  # operations come compiled; graphs take no others
     return device
 
 
@@ -38,8 +40,8 @@ def _import_torch_npu(name: str) -> None:
     except (ImportError, RuntimeError) as error:
         # A library of CANN that is missing comes as an ImportError too.
         raise ConfigError(
-            f"EXECUTOR_DEVICE={name}: torch_npu cannot be imported: {error}. Is packserve[npu] installed, and were CANN's "
-            "set_env.sh files read?"
+            f"EXECUTOR_DEVICE={name}: torch_npu cannot be imported: {error}. Is packserve[npu] installed, and were the "
+            "set_env.sh files of CANN read?"
         ) from error
 
 
@@ -52,6 +54,17 @@ def make_current(device: torch.device) -> None:
     """For the calling thread."""
     if device.type != "cpu":
         module_of(device).set_device(device)
+
+
+def peak_bytes(device: torch.device, work: Callable[[], None]) -> int:
+    """What the allocator gave out at most during the work, beside what was given out before it."""
+    module = module_of(device)
+    module.reset_peak_memory_stats(device)
+    before: int = module.memory_allocated(device)
+    work()
+    module.synchronize(device)
+    peak: int = module.max_memory_allocated(device)
+    return peak - before
 
 
 def free_bytes(device: torch.device) -> int:

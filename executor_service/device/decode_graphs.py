@@ -10,6 +10,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from protos.batch import Int32Array
 log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-MAX_PADDING = max(high - low - 1 for low, high in zip(SIZES, SIZES[1:], strict=False))
+MAX_PADDING = max(high - low - 1 for low, high in pairwise(SIZES))
 _NUM_ARRAYS = 3
 _NO_ROWS = [np.zeros(0, np.int32)] * _NUM_ARRAYS
 

@@ -6,6 +6,7 @@ Knows tensors. Does not know which sequences exist or why a step looks as it doe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.accelerator import make_current, module_of
+from executor_service.device.accelerator import make_current, peak_bytes
 from executor_service.device.decode_graphs import MAX_PADDING, DecodeGraphs
 from executor_service.device.sampler import Sampler, failure_of
 from executor_service.device.scoring import split_scores
@@ -157,9 +158,9 @@ class DeviceRunner:
         """On the thread that runs the steps from now on. What is tried out, compiled or allocated at first use is then
         done, and decode steps are captured."""
         make_current(self.device)
-        limit = self._max_row_tokens(max_step_tokens)
+        limit = min(max_step_tokens, min(*self.num_blocks, self._max_blocks) * self.capacity.block_tokens)
         for num_tokens in (*(2**i for i in range(limit.bit_length()) if 2**i < limit), limit):
-            self._try_out([self._warm_up_row(num_tokens)])
+            self._try_out([self._trial_row(0, 0, num_tokens)])
         if self._has_graphs:
             graphs = DecodeGraphs(
                 self.model, self.ops, self.cache, self.inputs, self.model.vocabulary_size, self.capacity.depth
@@ -168,16 +169,26 @@ class DeviceRunner:
                 graphs.capture()
             self._graphs = graphs
 
-    def use_most_memory(self, max_step_tokens: int) -> None:
-        """A step as large as any: what the allocator holds afterwards is what steps need beside the cache."""
+    def try_largest_step(self, max_step_tokens: int) -> int:
+        """The bytes that a step as large as any, in tokens and in rows that sample, takes beside the cache; it is run
+        on one that holds just that. Not for the CPU."""
         make_current(self.device)
-        self._try_out([self._warm_up_row(self._max_row_tokens(max_step_tokens))])
-        if self.device.type != "cpu":
-            module_of(self.device).synchronize()
+        num_rows = min(self.capacity.max_sequences, max_step_tokens)
+        size = self.capacity.block_tokens
+        chunk_tokens = min(max_step_tokens - num_rows + 1, self._max_blocks * size)
+        num_blocks = -(-chunk_tokens // size)
+        self.allocate([num_blocks + -(-num_rows // size)] * len(self.inputs.tables))
+        # The others share blocks: whose keys they read does not matter here.
+        others = [self._trial_row(i, i % size, 1, num_blocks + i // size) for i in range(1, num_rows)]
+        rows = [self._trial_row(0, 0, chunk_tokens), *others]
+        num_bytes = peak_bytes(self.device, functools.partial(self._try_out, rows))
+        self.release()
+        return num_bytes
 
-    def _max_row_tokens(self, max_step_tokens: int) -> int:
-        blocks = min(*self.num_blocks, self.inputs.tables.shape[2])
-        return min(max_step_tokens, blocks * self.capacity.block_tokens)
+    @property
+    def _max_blocks(self) -> int:
+        """Of a row."""
+        return self.inputs.tables.shape[2]
 
     def _try_out(self, rows: list[StepRow]) -> None:
         """On blocks that nobody has been given yet."""
@@ -185,18 +196,19 @@ class DeviceRunner:
         self.sample(launched, [Limits(banned=(0,)) for _ in launched.rows])
         self.sampled(launched)
 
-    def _warm_up_row(self, num_tokens: int) -> StepRow:
+    def _trial_row(self, slot: int, first: int, num_tokens: int, first_block: int = 0) -> StepRow:
         """Has some of everything."""
         token_ids = np.zeros(num_tokens, np.int32)
         num_blocks = -(-num_tokens // self.capacity.block_tokens)
+        block_ids = list(range(first_block, first_block + num_blocks))
         return StepRow(
-            RowKey(0, 0),
-            first_position=0,
+            RowKey(0, slot),
+            first_position=first,
             num_tokens=num_tokens,
             token_ids=token_ids,
             sample_index=-1,
-            slot=0,
-            new_blocks=tuple(NewBlocks(0, list(range(num_blocks))) for _ in self.num_blocks),
+            slot=slot,
+            new_blocks=tuple(NewBlocks(0, block_ids) for _ in self.num_blocks),
             sampling=Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1),
             output_position=0,
             history=History(token_ids, num_prompt_tokens=num_tokens),

@@ -91,7 +91,8 @@ def law_arrays(
 
 def sampling_rows(samplings: Sequence[Sampling], sent: Mapping[str, Tensor], vocabulary_size: int) -> SamplingRows:
     kinds = [_kind(sampling, vocabulary_size) for sampling in samplings]
-    top_ks = [_top_k(s, vocabulary_size) for s, kind in zip(samplings, kinds, strict=True) if kind is _Kind.FILTERED]
+    drawing = [s for s, kind in zip(samplings, kinds, strict=True) if kind is not _Kind.GREEDY]
+    top_ks = [top_k for s in drawing if (top_k := _top_k(s, vocabulary_size)) < vocabulary_size]
     return SamplingRows(
         sent["scales"],
         sent["top_ks"],
@@ -99,7 +100,8 @@ def sampling_rows(samplings: Sequence[Sampling], sent: Mapping[str, Tensor], voc
         sent["min_scores"],
         sent["draws"],
         **{kind.value: tuple(r for r, other in enumerate(kinds) if other is kind) for kind in _Kind},
-        max_top_k=max((top_k for top_k in top_ks if top_k < vocabulary_size), default=0),
+        max_top_k=max(top_ks, default=0),
+        are_topped=len(top_ks) == len(drawing),
     )
 
 

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.reference.filters import keep_found
+from kernels.reference.filters import MAX_SORTED, keep_best, keep_found
 from kernels.reference.law import total, up_to
-from kernels.reference.sampling import drawn, or_nothing
+from kernels.reference.sampling import Keep, drawn, or_nothing
 from kernels.sampling_rows import SamplingRows
 
 _SCORE_BITS = 31
@@ -24,11 +24,16 @@ def choose(logits: Tensor, rows: SamplingRows) -> Tensor:
     highest = logits.amax(dim=-1, keepdim=True)  # [R, 1]
     token_ids = _first_highest(logits, highest) if rows.greedy else None
     if rows.plain or rows.filtered:
-        keep = _keep_found if rows.filtered else None
-        by_law = drawn(logits, highest, rows, keep)
+        by_law = drawn(logits, highest, rows, _keep(rows))
         token_ids = by_law if token_ids is None else torch.where(rows.scales == 0, token_ids, by_law)
     assert token_ids is not None, "rows choose in some way"
     return or_nothing(token_ids, highest)
+
+
+def _keep(rows: SamplingRows) -> Keep | None:
+    if not rows.filtered:
+        return None
+    return keep_best if rows.are_topped and rows.max_top_k <= MAX_SORTED else _keep_found
 
 
 def _first_highest(logits: Tensor, highest: Tensor) -> Tensor:

@@ -34,11 +34,11 @@ def keep_likely(scores: Tensor, parts: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def keep_best(scores: Tensor, parts: Tensor, rows: SamplingRows) -> Tensor:
-    """Where every row has a top-k, of at most max_top_k, and that is at most MAX_SORTED. Ids that tie with the k-th
-    have its score: the k best hold every score that can be last."""
+    """Where every row has a top-k, of at most max_top_k, and that is at most MAX_SORTED; what it makes of others is
+    nobody's. Ids that tie with the k-th have its score: the k best hold every score that can be last."""
     bits = magnitude_bits(scores)
     best = scores.topk(rows.max_top_k).values  # [R, k]
-    ranks = rows.top_ks[:, None].long() - 1
+    ranks = (rows.top_ks[:, None].long() - 1).clamp_(max=rows.max_top_k - 1)
     parts.mul_(up_to(magnitude_bits(best.gather(1, ranks)), bits))
     upto = joined(masses(best).cumsum(dim=-1, dtype=torch.int32))
     num_short = (upto < _reach(parts, rows)).sum(dim=-1, keepdim=True)
@@ -75,7 +75,7 @@ def by_radix(bits: Tensor, parts: Tensor | None, reach: Tensor) -> Tensor:
     weights = torch.ones_like(bits, dtype=torch.int64) if parts is None else joined(parts)
     upper = bits >> _LOWER_BITS
     upper_bin, before = _bin_reaching(upper, weights, reach, _UPPER_BITS)
-    weights.mul_(upper == upper_bin)
+    weights.mul_(upper == upper_bin.int())
     lower_bin, _ = _bin_reaching(bits & _LOWER_MASK, weights, reach - before, _LOWER_BITS)
     return ((upper_bin << _LOWER_BITS) | lower_bin).int()
 

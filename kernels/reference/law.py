@@ -85,8 +85,8 @@ def total(parts: Tensor) -> Tensor:
 
 
 def joined(parts: Tensor) -> Tensor:
-    """int64 [...], of hi and lo, int32 [2, ...]: of few numbers."""
-    return parts[0].long() * MASS_PART + parts[1].long()
+    """int64 [...], of hi and lo, int32 [2, ...]."""
+    return parts[0].long().mul_(MASS_PART).add_(parts[1].long())
 
 
 def share(totals: Tensor, upper: Tensor, lower: Tensor | int = 0) -> Tensor:

@@ -17,6 +17,9 @@ from kernels.reference.filters import MAX_SORTED, by_radix, keep_best, keep_foun
 from kernels.reference.law import draw, masses, scores
 from kernels.sampling_rows import PART_BITS, SamplingRows
 
+# So many logits at once, and a row: what is made of them stays in a core's cache.
+_MAX_LOGITS = 2**16
+
 # Of a row of which no id is allowed, instead of one.
 NOTHING = -2
 
@@ -31,10 +34,10 @@ def choose(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.greedy:
         index = torch.tensor(rows.greedy, device=logits.device)
         token_ids[index] = _taken(logits, index).max(dim=-1).indices.int()  # the first of equals
-    for keep, indices in _by_filter(rows, logits.shape[1]).items():
-        index = torch.tensor(indices, device=logits.device)
-        part = _rows_of(rows, index, logits.shape[1])
-        token_ids[index] = drawn(_taken(logits, index), highest[index], part, keep)
+    for keep, of_filter in _by_filter(rows, logits.shape[1]).items():
+        for index in torch.tensor(of_filter, device=logits.device).split(1 + _MAX_LOGITS // logits.shape[1]):
+            part = _rows_of(rows, index, logits.shape[1])
+            token_ids[index] = drawn(_taken(logits, index), highest[index], part, keep)
     return or_nothing(token_ids, highest)
 
 

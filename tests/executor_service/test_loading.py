@@ -52,11 +52,9 @@ class SmallDevice:
         if sum(num_blocks) > self.capacity:
             raise torch.OutOfMemoryError("out of memory")
 
-    def use_most_memory(self, max_step_tokens: int) -> None:
+    def try_largest_step(self, max_step_tokens: int) -> int:
         self.calls.append(max_step_tokens)
-
-    def release(self) -> None:
-        self.calls.append("release")
+        return 64 * 100
 
 
 def size_of(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> CacheSize:
@@ -67,19 +65,19 @@ def size_of(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> Cach
 
 def test_the_cache_takes_what_a_full_step_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = SmallDevice(1000)
-    allocate_cache(runner, size_of(monkeypatch, 64 * 1000))  # type: ignore[arg-type]
-    assert runner.calls == [(3,), 40, "release", (900,)]
+    allocate_cache(runner, size_of(monkeypatch, 64 * 1100))  # type: ignore[arg-type]
+    assert runner.calls == [40, (900,)]
 
 
 def test_a_cache_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = SmallDevice(300)
-    allocate_cache(runner, size_of(monkeypatch, 64 * 1000))  # type: ignore[arg-type]
-    assert runner.calls[3:] == [(900,), (450,), (225,)]
+    allocate_cache(runner, size_of(monkeypatch, 64 * 1100))  # type: ignore[arg-type]
+    assert runner.calls[1:] == [(900,), (450,), (225,)]
 
 
 def test_a_cache_of_a_size_that_was_set_is_not_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="EXECUTOR_NUM_BLOCKS=400: the device does not hold them: out of memory"):
-        allocate_cache(SmallDevice(300), size_of(monkeypatch, 64 * 1000, num_blocks=400))  # type: ignore[arg-type]
+        allocate_cache(SmallDevice(300), size_of(monkeypatch, 64 * 1100, num_blocks=400))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

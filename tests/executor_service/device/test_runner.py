@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.device import runner as runner_module
 from executor_service.device.runner import Capacity, DeviceRunner
 from executor_service.models.forward_batch import ForwardBatch, KvCache
 from executor_service.scheduling.cache_group import CacheGroup
@@ -202,6 +203,17 @@ def test_warm_up_stays_inside_every_cache_group() -> None:
     runner, model = make_runner(num_blocks=(5, 2))
     runner.warm_up(100)
     assert [len(token_ids) for token_ids in model.token_ids] == [1, 2, 4, 8, 16, 32]
+
+
+def test_the_largest_step_has_all_tokens_and_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "peak_bytes", lambda device, work: work() or 77)
+    runner, model = make_runner()
+    logits, sampled = model.logits, []
+    model.logits = lambda x: sampled.append(len(x)) or logits(x)  # type: ignore[method-assign, func-returns-value]
+    assert runner.try_largest_step(100) == 77
+    assert [len(token_ids) for token_ids in model.token_ids] == [100]
+    assert sampled[0] == 16
+    assert (runner.num_blocks, runner.cache) == ((), [])
 
 
 def test_warm_up_leaves_nothing_to_a_slot_s_first_owner() -> None:

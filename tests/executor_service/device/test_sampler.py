@@ -221,6 +221,7 @@ def test_settings_become_numbers_that_every_device_reads_alike() -> None:
     assert rows.top_ps.tolist() == [2**30, 2**30, math.ceil(1e-6 * 2**30), 2**30]
     assert rows.min_scores.tolist() == [-math.inf, -math.inf, -2.0, -math.inf]
     assert (rows.greedy, rows.plain, rows.filtered, rows.max_top_k) == ((0,), (1, 3), (2,), 7)
+    assert not rows.are_topped
 
 
 def test_state_takes_what_it_says_from_the_start() -> None:

@@ -105,6 +105,16 @@ class Recorded(TorchDispatchMode):
         return out
 
 
+def test_a_batch_of_small_top_ks_is_not_searched(npu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As most callers sample: the few best are read off, whatever greedy rows stand beside."""
+    monkeypatch.setattr(npu, "_keep_found", None)
+    logits = random_logits(6, 3000, 8, 0, 2)
+    settings = [Sampling(0.7, top_k=20, top_p=0.8, seed=1), Sampling(), Sampling(1.0, top_k=1024, min_p=0.01, seed=2)]
+    rows = rows_of(settings * 2, 3000)
+    assert rows.are_topped
+    assert torch.equal(npu.choose(logits.clone(), rows), reference.choose(logits.clone(), rows))
+
+
 @pytest.mark.parametrize("top_k", [0, 50, 2000])
 def test_asks_an_npu_for_nothing_that_it_lacks(npu: ModuleType, top_k: int) -> None:
     """Nor for tensors of the vocabulary's size that have 64 bits, nor to wait."""
