@@ -32,4 +32,4 @@ class PagedRows:
     @property
     def is_decode(self) -> bool:
         """Every row has one query."""
-        return self.offsets[-1] == len(self.context_lens)
+        return self.offsets == tuple(range(len(self.context_lens) + 1))

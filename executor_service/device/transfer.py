@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from executor_service.device.accelerator import module_of
+
 _WORD_BYTES = 4
 
 
@@ -45,11 +47,11 @@ class Download:
     work that is queued later."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        self._event: torch.Event | None = None
+        self._event: Any = None
         self._tensors = list(tensors)
         if tensors and device.type != "cpu":
             self._tensors = [_to_pinned(tensor) for tensor in tensors]
-            self._event = torch.Event(device)
+            self._event = module_of(device).Event()
             self._event.record()
 
     def wait(self) -> list[npt.NDArray[Any]]:
