@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 async def serve(config: ExecutorConfig) -> None:
     """Until SIGTERM. Raises ConfigError where a setting or the model directory stops the start."""
-    metrics = Metrics(new_registry())
+    metrics = Metrics(new_registry(), config.model_name)
     server = Server(SERVICE_NAME, "EXECUTOR", config, metrics.registry)
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
@@ -87,7 +87,7 @@ class Executor:
         engine = Engine(scheduler, runner, config.depth)
         grammars = Grammars(model.vocabulary, info.vocabulary_size, self.metrics.grammar_seconds.observe)
         streams = Streams(engine, admission, grammars, config.max_queued)
-        self.metrics.watch(engine, grammars, info.name)
+        self.metrics.watch(engine, grammars, _labels(model, config))
         engine.start(EngineObserver(streams, self.metrics))
         self.servicer.open(streams, _welcome(model))
         return streams
@@ -109,6 +109,17 @@ def _load(config: ExecutorConfig) -> tuple[LoadedModel, Admission]:
     return model, Admission(
         info.vocabulary_size, info.max_context_tokens, eos_token_ids, info.defaults, model.vocabulary
     )
+
+
+def _labels(model: LoadedModel, config: ExecutorConfig) -> dict[str, str]:
+    """Of packserve_model_info."""
+    return {
+        "model": model.info.name,
+        "architecture": model.info.architecture,
+        "dtype": model.fingerprint.dtype,
+        "quantization": model.fingerprint.quantization,
+        "device": config.device,
+    }
 
 
 def _welcome(model: LoadedModel) -> executor_pb2.Welcome:

@@ -35,6 +35,7 @@ async def serve(config: TokenizerConfig) -> None:
     """Until SIGTERM. Raises ConfigError where a setting or the model directory stops the start."""
     metrics = Metrics(new_registry(), config.model_name)
     server = Server(SERVICE_NAME, "TOKENIZER", config, metrics.registry)
+    metrics.open_calls.set_function(lambda: server.calls.num_open)
     app = App(config, metrics, server)
     try:
         ports = await app.start()
@@ -70,6 +71,7 @@ class App:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         template = await asyncio.to_thread(ChatTemplate.load, config.model)
         self.encoder = Encoder(tokenizer, on_encode=metrics.on_encode)
+        metrics.encode_waiting.set_function(lambda: self.encoder.num_waiting_chars)
         self.pool = ExecutorPool(
             config.executors, _hello(tokenizer), self._on_change, metrics.wire.observe, config.executor_stuck_after_s
         )

@@ -58,6 +58,10 @@ class Encoder:
         self._worker: asyncio.Task[None] | None = None
         self._is_closed = False
 
+    @property
+    def num_waiting_chars(self) -> int:
+        return self._num_chars
+
     async def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Rows:
         """One row of ids for each text. Raises LimitReached where too much waits."""
         if self._is_closed:

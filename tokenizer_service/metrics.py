@@ -41,6 +41,10 @@ class Metrics:
         self.executors_refused = Gauge(
             "packserve_executors_refused", "Executors of another vocabulary, protocol or model.", registry=registry
         )
+        self.open_calls = Gauge("packserve_open_calls", "Calls that have not ended.", registry=registry)
+        self.encode_waiting = Gauge(
+            "packserve_encode_waiting_characters", "Of texts that are not encoded yet.", registry=registry
+        )
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
         registry.register(AliasCollector(self._vllm_aliases(), vllm_labels(model_name)))

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from protos.errors import ConfigError, InvalidRequest, PromptTooLong
 from protos.metrics import new_registry
 from protos.packserve.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.server import Ports, Server
+from protos.server import Ports, Server, installed_version
 from tests.fixtures.waiting import until
 
 SERVICE = "packserve.v1.TokenizerService"
@@ -253,3 +253,15 @@ def test_port_out_of_range_names_its_setting(name: str) -> None:
     for port in (-1, 65536):
         with pytest.raises(ConfigError, match=f"^EXECUTOR_{name.upper()}={port}: must be 0 to 65535$"):
             Ports(**{name: port}).check("EXECUTOR")
+
+
+async def test_readiness_and_build_are_series_too() -> None:
+    registry = new_registry()
+    server = Server(SERVICE, "TOKENIZER", FakeSettings(), registry)
+    assert registry.get_sample_value("packserve_ready") == 0
+    labels = {"service": "tokenizer", "version": installed_version()}
+    assert registry.get_sample_value("packserve_build_info", labels) == 1
+    await server.health.set_serving(True)
+    assert registry.get_sample_value("packserve_ready") == 1
+    await server.health.drain()
+    assert registry.get_sample_value("packserve_ready") == 0
