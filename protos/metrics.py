@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
     CollectorRegistry,
+    Gauge,
     GCCollector,
+    Info,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -33,6 +36,22 @@ def new_registry() -> CollectorRegistry:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry
+
+
+def watch_server(registry: CollectorRegistry, service: str, is_serving: Callable[[], bool]) -> None:
+    """What every server tells of itself. service: tokenizer or executor."""
+    ready = Gauge("packserve_ready", "Whether readiness is SERVING, 1 or 0.", registry=registry)
+    ready.set_function(is_serving)
+    build = Info("packserve_build", "Which service this is, and of which version.", registry=registry)
+    build.info({"service": service, "version": installed_version()})
+
+
+def installed_version() -> str:
+    """Of this distribution; a checkout on the path is none."""
+    try:
+        return version("packserve")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class FunctionCounter(Collector):

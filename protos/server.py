@@ -16,17 +16,17 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, Gauge, Info, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from protos.calls import Calls
 from protos.errors import ConfigError
+from protos.metrics import watch_server
 
 # What Hello and Welcome carry. Changes when an older peer would misread a message.
 PROTOCOL_VERSION = 1
@@ -73,14 +73,6 @@ class Ports:
 
     def __str__(self) -> str:
         return f"host={self.host} port={self.port} health_port={self.health_port} metrics_port={self.metrics_port}"
-
-
-def installed_version() -> str:
-    """Of this distribution; a checkout on the path is none."""
-    try:
-        return version("packserve")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
@@ -170,10 +162,7 @@ class Server:
         self._registry = registry
         self._httpd: WSGIServer | None = None
         self._stop_requests: asyncio.Queue[None] = asyncio.Queue()
-        ready = Gauge("packserve_ready", "Whether readiness is SERVING, 1 or 0.", registry=registry)
-        ready.set_function(lambda: self.health.is_serving)
-        build = Info("packserve_build", "Which service this is, and of which version.", registry=registry)
-        build.info({"service": prefix.lower(), "version": installed_version()})
+        watch_server(registry, prefix.lower(), lambda: self.health.is_serving)
 
     async def start(self) -> Ports:
         """Binds all three ports and answers. Returns them as bound. Readiness is the service's to set."""

@@ -19,9 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.errors import ConfigError, InvalidRequest, PromptTooLong
-from protos.metrics import new_registry
+from protos.metrics import installed_version, new_registry
 from protos.packserve.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.server import Ports, Server, installed_version
+from protos.server import Ports, Server
 from tests.fixtures.waiting import until
 
 SERVICE = "packserve.v1.TokenizerService"
