@@ -37,6 +37,9 @@ DEVICES = {
     "cuda": DeviceDefaults(block_tokens=64, max_step_tokens=2048, depth=2, kv_memory_fraction=0.9),
 }
 
+# Attention of the NPU packs no more rows than that.
+MAX_SEQUENCES = {"cpu": 65_536, "npu": 4_096, "cuda": 65_536}
+
 
 @dataclass(frozen=True)
 class ExecutorConfig:
@@ -76,12 +79,10 @@ class ExecutorConfig:
         _check(0 < self.kv_memory_fraction <= 1, "KV_MEMORY_FRACTION", self.kv_memory_fraction, "must be in (0, 1]")
         for setting, value in (("THREADS", self.threads), ("NUM_BLOCKS", self.num_blocks)):
             _check(value >= 0, setting, value, "must be 0 or more")
-        for setting, value in (
-            ("MAX_STEP_TOKENS", self.max_step_tokens),
-            ("MAX_SEQUENCES", self.max_sequences),
-            ("MAX_QUEUED", self.max_queued),
-        ):
+        for setting, value in (("MAX_STEP_TOKENS", self.max_step_tokens), ("MAX_QUEUED", self.max_queued)):
             _check(value >= 1, setting, value, "must be 1 or more")
+        most = MAX_SEQUENCES[self.device_type]
+        _check(1 <= self.max_sequences <= most, "MAX_SEQUENCES", self.max_sequences, f"must be 1 to {most}")
         is_context = self.max_context_tokens == 0 or self.max_context_tokens >= 2
         _check(is_context, "MAX_CONTEXT_TOKENS", self.max_context_tokens, "must be 0 (the model's) or at least 2")
         _check(1 <= self.depth <= MAX_DEPTH, "DEPTH", self.depth, f"must be 0 (the device's own) to {MAX_DEPTH}")

@@ -7,7 +7,8 @@ Decides what depends on the machine: threads, the cache's size, and so the longe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
@@ -54,10 +55,15 @@ def load_model(config: ExecutorConfig) -> LoadedModel:
     context_tokens = _context_tokens(config, model_config)
     dtype = _dtype(config, model_config)
     ops = kernels.load(config.kernels, device, _shape(config, model_config, dtype))
-    weights = load_weights(config.model, model_config, dtype, device, _progress())
-    decoder = Decoder(model_config, weights, ops, num_positions=0 if device.type == "cpu" else context_tokens)
+    # Whole blocks of them: rows of padding have any place of a block.
+    num_positions = 0 if device.type == "cpu" else -(-context_tokens // config.block_tokens) * config.block_tokens
     capacity = Capacity(config.block_tokens, config.max_sequences, context_tokens, config.depth)
-    runner = DeviceRunner(decoder, ops, capacity, device, has_graphs=config.graphs)
+    with _naming_what_does_not_fit("weights and sampling state", "EXECUTOR_MODEL, EXECUTOR_MAX_SEQUENCES"):
+        # Not kept under a name: what is packed takes the place of what was loaded.
+        decoder = Decoder(
+            model_config, load_weights(config.model, model_config, dtype, device, _progress()), ops, num_positions
+        )
+        runner = DeviceRunner(decoder, ops, capacity, device, has_graphs=config.graphs)
     size = CacheSize(config, decoder.cache_groups, decoder.kv_bytes_per_token, context_tokens)
     allocate_cache(runner, size)
     info = _info(config, model_config, runner.num_blocks, size.max_context_tokens(runner.num_blocks))
@@ -79,10 +85,21 @@ def allocate_cache(runner: DeviceRunner, size: CacheSize) -> None:
     if runner.device.type == "cpu":
         runner.allocate(size.num_blocks(max(0, available_bytes() - runner.num_state_bytes)))
         return  # its memory is taken as it is written: what is not yet counts
-    step_bytes = runner.try_largest_step(config.max_step_tokens)
+    with _naming_what_does_not_fit("a full step", "EXECUTOR_MAX_STEP_TOKENS, EXECUTOR_MAX_SEQUENCES"):
+        step_bytes = runner.try_largest_step(config.max_step_tokens)
     num_blocks = size.num_blocks(max(0, free_bytes(runner.device) - step_bytes))
     while not _try_allocate(runner, num_blocks, config):
         num_blocks = tuple(max(1, count // 2) for count in num_blocks)
+
+
+@contextmanager
+def _naming_what_does_not_fit(what: str, settings: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"the device has no room for {what} ({settings}): {error}") from error
 
 
 def _try_allocate(runner: DeviceRunner, num_blocks: tuple[int, ...], config: ExecutorConfig) -> bool:

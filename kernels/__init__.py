@@ -133,8 +133,9 @@ class Backend(Protocol):
     # ---- sampling
 
     def choose(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """int32 [R]: the id that each row draws from logits, float32 [R, V], after penalties, bias and limits: or -2
-        where no logit is above -inf. Of equal logits a greedy row takes the first. logits may be overwritten."""
+        """int32 [R]: the id that each row draws from logits, float32 [R, V], after penalties, bias and limits, or
+        NOTHING_ALLOWED where no logit is above -inf. Of equal logits a greedy row takes the first. A row that holds a
+        NaN or an inf gets any id. logits may be overwritten."""
 
     def score(self, logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
         """Natural logarithms of token_ids' (int32 [k]) probabilities, float32 [k]; the num_top likeliest ids in the
@@ -147,5 +148,11 @@ def load(name: str, device: torch.device, shape: Shape) -> Backend:
     naming what it would take."""
     if name not in BACKENDS:
         raise ConfigError(f'kernels "{name}" do not exist ({", ".join(BACKENDS)})')
-    module = importlib.import_module(f"kernels.{OF_DEVICE[device.type] if name == 'auto' else name}")
+    name = OF_DEVICE[device.type] if name == "auto" else name
+    if name == "npu" != device.type:
+        raise ConfigError(f'kernels "npu" run on an Ascend NPU, not on {device}')
+    try:
+        module = importlib.import_module(f"kernels.{name}")
+    except ImportError as error:
+        raise ConfigError(f'kernels "{name}" cannot be loaded: {error}') from error
     return cast(Backend, module.load(device, shape))

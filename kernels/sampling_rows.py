@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 PART_BITS = 30
+# Of a row of which no id is allowed, instead of one.
+NOTHING_ALLOWED = -2
 
 
 @dataclass(frozen=True, eq=False)

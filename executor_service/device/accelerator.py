@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from protos.errors import ConfigError
 
@@ -76,8 +77,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """torch_npu has its own error of that kind, which is not torch's."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+    """torch_npu has its own error of that kind, which is not torch's; the CPU has none."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 class Graph:
@@ -91,8 +93,20 @@ class Graph:
         else:
             self._graph = module.CUDAGraph()
             capturing = module.graph(self._graph, pool=pool)
-        with capturing:
-            work()
+        stream = module.current_stream(device)
+        try:
+            with capturing:
+                work()
+        except RuntimeError:
+            self._leave(module, stream)
+            raise
+
+    def _leave(self, module: Any, stream: Any) -> None:
+        """Capturing ends with the device's part: where that fails, stream and mode are still the capture's."""
+        module.set_stream(stream)
+        mode = getattr(self._graph, "graph_dispatch_mode", None)
+        if mode is not None and mode in _get_current_dispatch_mode_stack():
+            mode.__exit__(None, None, None)
 
     def replay(self, update: list[dict[str, Any]]) -> None:
         """update: as Backend.graph_update gives it."""

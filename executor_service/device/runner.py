@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device.accelerator import make_current, peak_bytes
-from executor_service.device.decode_graphs import MAX_PADDING, DecodeGraphs
+from executor_service.device.decode_graphs import DecodeGraphs, num_padding_rows
 from executor_service.device.sampler import Sampler, failure_of
 from executor_service.device.scoring import split_scores
 from executor_service.device.step_inputs import StepInputs, is_decode
@@ -84,12 +84,21 @@ class DeviceRunner:
         self.device = device
         self.num_blocks: tuple[int, ...] = ()
         self.cache: KvCache = []
+        has_graphs = has_graphs and ops.can_graph
         max_blocks = -(-capacity.max_context_tokens // capacity.block_tokens)
-        num_groups = len(model.cache_groups)
-        self.inputs = StepInputs(num_groups, capacity.max_sequences, max_blocks, capacity.block_tokens, device)
+        self.num_padding = num_padding_rows(capacity.max_sequences) if has_graphs else 0
+        self.inputs = StepInputs(
+            len(model.cache_groups),
+            capacity.max_sequences,
+            max_blocks,
+            capacity.block_tokens,
+            device,
+            self.num_padding,
+        )
         self._sampler = Sampler(ops, model.vocabulary_size, capacity.max_sequences, device)
-        self._has_graphs = has_graphs and ops.can_graph
         self._graphs: DecodeGraphs | None = None
+        if has_graphs:
+            self._graphs = DecodeGraphs(model, ops, self.inputs, model.vocabulary_size, capacity.depth)
 
     @property
     def num_state_bytes(self) -> int:
@@ -100,13 +109,13 @@ class DeviceRunner:
         """A cache of so many blocks in each of the model's groups, in place of the one before. Raises RuntimeError
         where the memory does not hold them: there is none then."""
         self.release()
-        num_spare = -(-MAX_PADDING // self.capacity.block_tokens) if self._has_graphs else 0
-        sizes = [count + num_spare for count in num_blocks]
-        self.cache = self.model.new_cache(sizes, self.capacity.block_tokens, self.device)
+        size = self.capacity.block_tokens
+        num_spare = -(-self.num_padding // size)
+        self.cache = self.model.new_cache([count + num_spare for count in num_blocks], size, self.device)
         self.num_blocks = tuple(num_blocks)
+        spare = torch.arange(self.num_padding, dtype=torch.int32) // size
         for count, table in zip(num_blocks, self.inputs.tables, strict=True):
-            for i in range(min(num_spare, table.shape[1])):
-                table[self.inputs.padding_slot, i] = count + i
+            table[self.capacity.max_sequences :, 0] = (count + spare).to(self.device)
 
     def release(self) -> None:
         self.num_blocks, self.cache = (), []
@@ -161,17 +170,12 @@ class DeviceRunner:
         limit = min(max_step_tokens, min(*self.num_blocks, self._max_blocks) * self.capacity.block_tokens)
         for num_tokens in (*(2**i for i in range(limit.bit_length()) if 2**i < limit), limit):
             self._try_out([self._trial_row(0, 0, num_tokens)])
-        if self._has_graphs:
-            graphs = DecodeGraphs(
-                self.model, self.ops, self.cache, self.inputs, self.model.vocabulary_size, self.capacity.depth
-            )
-            with torch.inference_mode():
-                graphs.capture()
-            self._graphs = graphs
+        if self._graphs:
+            self._graphs.capture(self.cache)
 
     def try_largest_step(self, max_step_tokens: int) -> int:
-        """The bytes that a step as large as any, in tokens and in rows that sample, takes beside the cache; it is run
-        on one that holds just that. Not for the CPU."""
+        """The bytes that a step as large as any, in tokens and in rows that sample, takes beside the cache, and those
+        that captured ones keep; run on a cache that holds just that. Not for the CPU."""
         make_current(self.device)
         num_rows = min(self.capacity.max_sequences, max_step_tokens)
         size = self.capacity.block_tokens
@@ -182,6 +186,8 @@ class DeviceRunner:
         others = [self._trial_row(i, i % size, 1, num_blocks + i // size) for i in range(1, num_rows)]
         rows = [self._trial_row(0, 0, chunk_tokens), *others]
         num_bytes = peak_bytes(self.device, functools.partial(self._try_out, rows))
+        if self._graphs:
+            num_bytes += peak_bytes(self.device, functools.partial(self._graphs.try_out_largest, self.cache))
         self.release()
         return num_bytes
 

@@ -24,10 +24,9 @@ from executor_service.device.transfer import upload
 from executor_service.scheduling.sequence import Sampling
 from executor_service.scheduling.step import Failure, Limits, StepRow
 from kernels import Backend
-from kernels.sampling_rows import PART_BITS, SamplingRows
+from kernels.sampling_rows import NOTHING_ALLOWED, PART_BITS, SamplingRows
 
-# The second is choose()'s own.
-_CODES = {Failure.NOT_FINITE: -1, Failure.NOTHING_ALLOWED: -2}
+_CODES = {Failure.NOT_FINITE: -1, Failure.NOTHING_ALLOWED: NOTHING_ALLOWED}
 _FAILURES = {code: failure for failure, code in _CODES.items()}
 _MAX_SCALE = float(np.finfo(np.float32).max)
 

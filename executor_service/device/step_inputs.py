@@ -23,15 +23,22 @@ _NO_PLACES = np.zeros(0, np.int32)
 
 
 class StepInputs:
-    """num_slots: of running rows. max_blocks: that one row has at most. One more row of each table is for padding."""
+    """num_slots: of running rows; tables have num_padding more, for rows of padding. max_blocks: that one row has at
+    most."""
 
     def __init__(
-        self, num_groups: int, num_slots: int, max_blocks: int, block_tokens: int, device: torch.device
+        self,
+        num_groups: int,
+        num_slots: int,
+        max_blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        num_padding: int = 0,
     ) -> None:
         self.block_tokens = block_tokens
         self.device = device
-        self.padding_slot = num_slots
-        self.tables = torch.zeros(num_groups, num_slots + 1, max_blocks, dtype=torch.int32, device=device)
+        self.num_slots = num_slots
+        self.tables = torch.zeros(num_groups, num_slots + num_padding, max_blocks, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._counting = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
 

@@ -37,7 +37,7 @@ class Shared:
 
 class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Backend, num_positions: int = 0) -> None:
-        """num_positions: of the table of rotary positions, 0 for none."""
+        """weights are used up. num_positions: of the table of rotary positions, 0 for none."""
         self.config = config
         self.weights = packed(weights, ops)
         self.ops = ops
@@ -126,13 +126,13 @@ class Decoder:
 
 
 def packed(weights: DecoderWeights, ops: Backend) -> DecoderWeights:
-    """Matrices in the backend's form. A head that is the embedding stays one tensor with it."""
-    layers = tuple(
-        dataclasses.replace(layer, **{name: ops.pack_weight(getattr(layer, name)) for name in MATRICES})
-        for layer in weights.layers
-    )
+    """Matrices in the backend's form. In the same list, layer by layer: the device does not hold all of them twice. A
+    head that is the embedding stays one tensor with it."""
+    for i, layer in enumerate(weights.layers):
+        matrices = {name: ops.pack_weight(getattr(layer, name)) for name in MATRICES}
+        weights.layers[i] = dataclasses.replace(layer, **matrices)
     is_tied = weights.head is weights.embedding
-    return dataclasses.replace(weights, layers=layers, head=weights.head if is_tied else ops.pack_weight(weights.head))
+    return weights if is_tied else dataclasses.replace(weights, head=ops.pack_weight(weights.head))
 
 
 def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:

@@ -66,7 +66,7 @@ class DecoderWeights:
     """Of a tied model, head and embedding are one tensor."""
 
     embedding: Tensor  # [V, C]
-    layers: tuple[LayerWeights, ...]
+    layers: list[LayerWeights]
     norm: Tensor  # [C]
     head: Tensor  # [V, C]
 
@@ -139,7 +139,7 @@ class Places:
         embedding = self.allocate({EMBEDDING: table})
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(self.layer(config, layer) for layer in range(len(config.layers))),
+            layers=[self.layer(config, layer) for layer in range(len(config.layers))],
             norm=self.allocate({NORM: table[1:]}),
             head=self.allocate({HEAD: table}) if has_head else embedding,
         )

@@ -15,13 +15,10 @@ from torch import Tensor
 
 from kernels.reference.filters import MAX_SORTED, by_radix, keep_best, keep_found, keep_likely
 from kernels.reference.law import draw, masses, scores
-from kernels.sampling_rows import PART_BITS, SamplingRows
+from kernels.sampling_rows import NOTHING_ALLOWED, PART_BITS, SamplingRows
 
 # So many logits at once, and a row: what is made of them stays in a core's cache.
 _MAX_LOGITS = 2**16
-
-# Of a row of which no id is allowed, instead of one.
-NOTHING = -2
 
 # From scores [R, W] and masses [2, R, W], these with 0 for ids left out.
 Keep = Callable[[Tensor, Tensor, SamplingRows], Tensor]
@@ -52,7 +49,7 @@ def drawn(logits: Tensor, highest: Tensor, rows: SamplingRows, keep: Keep | None
 
 
 def or_nothing(token_ids: Tensor, highest: Tensor) -> Tensor:
-    return token_ids.masked_fill_(highest[:, 0] == -torch.inf, NOTHING)
+    return token_ids.masked_fill_(highest[:, 0] == -torch.inf, NOTHING_ALLOWED)
 
 
 def _by_filter(rows: SamplingRows, vocabulary_size: int) -> dict[Keep | None, list[int]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights: the vendor's library has the fastest ones.
 
-Those of W8A8 are defined by the reference; here its exact integer product is another one. Does not know layers.
+Those of W8A8 are the reference's, on a GPU with another exact product of integers. Does not know layers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.int8_weight import Int8Weight
-from kernels.reference.int8_linear import by_chunks, int8_linear, quantize_rows
+from kernels.reference.int8_linear import by_chunks, int8_linear
 
 # The library's integer product takes more than 16 rows, and sizes that are multiples of 8.
 _MIN_ROWS = 32
@@ -21,11 +21,7 @@ _MULTIPLE = 8
 def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, Tensor):
         return functional.linear(x, weight, bias)
-    if x.device.type == "cpu":
-        return int8_linear(x, weight, bias)
-    values, scale = quantize_rows(x)
-    out = int8_product(values, weight.values).float() * scale[:, None] * weight.scale  # [N, O]
-    return (out if bias is None else out + bias.float()).to(x.dtype)
+    return int8_linear(x, weight, bias, None if x.device.type == "cpu" else int8_product)
 
 
 def int8_product(x: Tensor, weight: Tensor) -> Tensor:

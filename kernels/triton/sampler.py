@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling_rows import SamplingRows
+from kernels.sampling_rows import NOTHING_ALLOWED, SamplingRows
 from kernels.triton.cores import Cores, power_of_two
 from kernels.triton.filters import kept_masses, last_kept, total_mass
 from kernels.triton.masses import (
@@ -29,7 +29,7 @@ from kernels.triton.masses import (
 TILE = 1024
 # A lane of a tile sums to less than 2**31.
 MAX_VOCABULARY = 2047 * TILE
-NONE_POSSIBLE = tl.constexpr(-2)
+NONE_POSSIBLE = tl.constexpr(NOTHING_ALLOWED)
 NO_ID = tl.constexpr(0x7FFFFFFF)
 # hi and lo of each way that the next bits may go, and what goes into them.
 LIVE_TILES = 4
@@ -57,7 +57,7 @@ def drawn(logits, vocabulary_size, highest, scale, last, upper, lower, TILE: tl.
     start = 0
     hi, lo = kept_masses(tile_scores(logits, start, vocabulary_size, highest, scale, TILE), last)
     mass = joined(tl.sum(hi, 0), tl.sum(lo, 0))
-    while mass <= rest:
+    while (mass <= rest) & (start + TILE < vocabulary_size):  # a row that is not finite holds no law
         rest -= mass
         start += TILE
         hi, lo = kept_masses(tile_scores(logits, start, vocabulary_size, highest, scale, TILE), last)
@@ -66,7 +66,8 @@ def drawn(logits, vocabulary_size, highest, scale, last, upper, lower, TILE: tl.
     upto_hi, upto_lo = upto_hi + (upto_lo >> MASS_PART_BITS), upto_lo & (MASS_PART - 1)
     rest_hi, rest_lo = tl.cast(rest >> MASS_PART_BITS, tl.int32), tl.cast(rest & (MASS_PART - 1), tl.int32)
     exceeds = (upto_hi > rest_hi) | ((upto_hi == rest_hi) & (upto_lo > rest_lo))
-    return tl.min(tl.where(exceeds, start + tl.arange(0, TILE), NO_ID), 0)
+    token_id = tl.min(tl.where(exceeds, start + tl.arange(0, TILE), NO_ID), 0)
+    return tl.minimum(token_id, vocabulary_size - 1)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

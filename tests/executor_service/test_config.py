@@ -27,6 +27,8 @@ from protos.server import Ports
         ({"device": "cpu:1"}, "EXECUTOR_DEVICE=cpu:1: must be cpu"),
         ({"kernels": "cuda"}, "EXECUTOR_KERNELS=cuda: must be one of auto, reference, triton, npu"),
         ({"max_step_tokens": -1}, "EXECUTOR_MAX_STEP_TOKENS=-1: must be 1 or more"),
+        ({"max_sequences": 10**9}, "EXECUTOR_MAX_SEQUENCES=1000000000: must be 1 to 65536"),
+        ({"max_sequences": 5000, "device": "npu:0"}, "EXECUTOR_MAX_SEQUENCES=5000: must be 1 to 4096"),
         ({"max_context_tokens": 1}, "EXECUTOR_MAX_CONTEXT_TOKENS=1: must be 0 (the model's) or at least 2"),
         ({"depth": 3}, "EXECUTOR_DEPTH=3: must be 0 (the device's own) to 2"),
         ({"model": Path("/nowhere")}, "EXECUTOR_MODEL=/nowhere: must be a directory"),

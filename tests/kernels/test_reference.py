@@ -19,6 +19,8 @@ def test_an_unknown_backend_names_what_exists() -> None:
     with pytest.raises(ConfigError, match=r'"cuda" do not exist \(auto, reference, triton, npu\)'):
         kernels.load("cuda", torch.device("cpu"), shape)
     assert kernels.load("auto", torch.device("cpu"), shape) is ops
+    with pytest.raises(ConfigError, match='kernels "npu" run on an Ascend NPU, not on cpu'):
+        kernels.load("npu", torch.device("cpu"), shape)
 
 
 def test_embed_reads_rows_by_int32_ids() -> None:

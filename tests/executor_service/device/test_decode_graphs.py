@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from executor_service.device import decode_graphs
-from executor_service.device.decode_graphs import MAX_PADDING, SIZES, DecodeGraphs, padded, sizes_for
+from executor_service.device.decode_graphs import SIZES, DecodeGraphs, padded, sizes_for
 from executor_service.device.step_inputs import StepInputs
 from executor_service.models.forward_batch import ForwardBatch, KvCache
 from executor_service.scheduling.sequence import RowKey, Sampling
@@ -70,10 +70,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecodeGraphs]:
     monkeypatch.setattr(decode_graphs, "new_graph_pool", lambda device: None)
 
     def make(depth: int = 2, update: Callable[[tuple[int, ...]], list[dict[str, Any]]] = list_lengths) -> DecodeGraphs:
-        inputs = StepInputs(1, NUM_SLOTS, 8, BLOCK_TOKENS, CPU)
-        inputs.tables[0, NUM_SLOTS] = torch.arange(NUM_BLOCKS, NUM_BLOCKS + 8)
-        made = DecodeGraphs(EchoModel(), SimpleNamespace(graph_update=update), [], inputs, SIZE, depth)  # type: ignore[arg-type]
-        made.capture()
+        inputs = StepInputs(1, NUM_SLOTS, 8, BLOCK_TOKENS, CPU, NUM_SLOTS)
+        inputs.tables[0, NUM_SLOTS:, 0] = NUM_BLOCKS + torch.arange(NUM_SLOTS) // BLOCK_TOKENS
+        made = DecodeGraphs(EchoModel(), SimpleNamespace(graph_update=update), inputs, SIZE, depth)  # type: ignore[arg-type]
+        made.capture([])
         return made
 
     return make
@@ -124,7 +124,15 @@ def test_padding_writes_to_spare_blocks_each_row_to_a_place_of_its_own(graphs: C
     slots = made.model.batches[-1].groups[0].slots.tolist()
     assert len(set(slots)) == 6
     assert min(slots[1:]) >= NUM_BLOCKS * BLOCK_TOKENS
-    assert MAX_PADDING == 31
+
+
+def test_what_is_tried_out_writes_to_spare_blocks_alone(graphs: Callable[..., DecodeGraphs]) -> None:
+    """Also where a row has no more than one block, and a block fewer places than there are rows."""
+    for batch in graphs().model.batches:
+        slots = batch.groups[0].slots.tolist()
+        assert len(set(slots)) == len(slots)
+        assert min(slots) >= NUM_BLOCKS * BLOCK_TOKENS
+        assert max(batch.groups[0].context_lens_on_device.tolist()) <= BLOCK_TOKENS
 
 
 def test_blocks_of_a_replayed_step_stay_in_the_tables(graphs: Callable[..., DecodeGraphs]) -> None:
@@ -175,15 +183,15 @@ def test_what_the_device_has_no_room_for_is_not_captured(
     assert "no decode graph of 2 rows, nor of fewer: stream resources are exhausted" in caplog.text
 
 
-def test_padding_ends_where_its_spare_blocks_do(graphs: Callable[..., DecodeGraphs]) -> None:
-    """Past them a row of padding would write to a block that is somebody's."""
-    made = graphs()
-    made.graphs = {64: made.graphs[6]}
-    assert [made.size_for(step_of([(0, 0, 1)] * n)) for n in (32, 33, 64)] == [None, 64, 64]
-
-
 def test_a_step_with_very_many_new_blocks_is_no_graph(graphs: Callable[..., DecodeGraphs]) -> None:
     assert graphs().size_for(step_of([(0, 0, 1)], [list(range(10))])) is None
+
+
+def test_an_error_that_is_not_the_capture_s_is_no_lack_of_room(graphs: Callable[..., DecodeGraphs]) -> None:
+    made = graphs()
+    made.model.logits = lambda x: torch.zeros(1, 2)
+    with pytest.raises(RuntimeError, match="size"):
+        made.capture([])
 
 
 def test_sizes_end_at_the_most_rows_that_run() -> None:
@@ -193,4 +201,6 @@ def test_sizes_end_at_the_most_rows_that_run() -> None:
 
 def test_padding_keeps_the_rows_before_it() -> None:
     arrays = [np.array(values, np.int32) for values in ([5, -1], [7, 9], [3, 0])]
-    assert [array.tolist() for array in padded(arrays, 4, 12)] == [[5, -1, 0, 0], [7, 9, 0, 1], [3, 0, 12, 12]]
+    inputs = StepInputs(1, 12, 8, 2, CPU, 12)
+    expected = [[5, -1, 0, 0, 0], [7, 9, 0, 1, 0], [3, 0, 12, 13, 14]]
+    assert [array.tolist() for array in padded(arrays, 5, inputs)] == expected

@@ -20,7 +20,10 @@ TEMPERATURES = [0.0, 1e-6, 0.01, 0.7, 1.0, 1.0, 2.0, 50.0]
 TOP_PS = [0, 1, 107374182, 536870912, 1020054733, ALL - 1, ALL, ALL]
 MIN_PS = [0.0, 0.0, 0.0, 1e-9, 0.05, 0.5, 1.0]
 # numpy's, of the interpreter: a score may well be -inf.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
 
 
 def settings(
@@ -137,6 +140,26 @@ def test_no_possible_id(temperature: float) -> None:
     logits = torch.full((1, 40), -torch.inf)
     check(logits, rows)
     assert ops.choose(logits, rows).tolist() == [-2]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_row_without_a_law_ends_and_leaves_its_neighbours_alone(broken: float) -> None:
+    torch.manual_seed(7)
+    logits = torch.randn(4, 1500)
+    rows = settings(
+        torch.tensor([0.0, 1.0, 1.0, 1.0]),
+        torch.tensor([1500, 1500, 9, 1500]),
+        torch.tensor([ALL, ALL, ALL // 2, ALL // 2]),
+        torch.zeros(4),
+        1500,
+    )
+    expected = ops.choose(logits.clone(), rows).tolist()
+    for r in range(4):
+        spoiled = logits.clone()
+        spoiled[r, 77] = broken
+        found = choose(spoiled.to(DEVICE), on_device(rows), CORES).tolist()
+        assert found[:r] + found[r + 1 :] == expected[:r] + expected[r + 1 :]
+        assert found[r] < 1500
 
 
 def test_a_row_chooses_alike_in_any_company() -> None:
