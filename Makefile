@@ -5,6 +5,9 @@
 # make test                 style, types, contract and every quick test
 # make test-slow            the rest
 # make protos               the stubs, after a change to a .proto file
+# make monitoring           rules and dashboards, after a change to k8s/monitoring/knobs.yaml
+# make monitor              both services under a load, with Prometheus and our dashboards' panels in a browser
+# make test-containers      images built and run for real (root; minutes)
 # make clean                removes what these made
 
 VENV := .venv
@@ -20,7 +23,7 @@ override PROMPT := $(value PROMPT)
 export PROMPT SAMPLE_PROMPT
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: run test check test-slow protos clean
+.PHONY: run test check test-slow protos monitoring monitor test-containers clean
 
 run: $(VENV)/.run
 ifdef PROMPT
@@ -40,7 +43,11 @@ check:
 	buf format --diff --exit-code
 	python -m pytest -m "not slow"
 
+# What the tests of monitoring run for real.
+SERVERS := prometheus prometheus-alertmanager chromium
+
 test-slow: $(VENV)/.test
+	@.ci/packages $(SERVERS)
 	@.ci/timed "make test-slow" $(SLOW_TEST_BUDGET_S) python -m pytest -m slow
 
 protos: $(VENV)/.test
@@ -57,6 +64,17 @@ $(VENV)/.run $(VENV)/.test: pyproject.toml constraints.txt
 	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
+monitoring: $(VENV)/.test
+	python -m k8s.monitoring.render
+	python -m k8s.monitoring.document
+
+monitor: $(VENV)/.test
+	@.ci/packages $(SERVERS)
+	@exec python -m k8s.monitoring.local
+
+test-containers: $(VENV)/.test
+	python -m tests.containers.run
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-npu .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -75,8 +75,11 @@ class Ports:
         return f"host={self.host} port={self.port} health_port={self.health_port} metrics_port={self.metrics_port}"
 
 
-def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+def new_server(*interceptors: grpc.aio.ServerInterceptor, max_connection_age_s: float = 0.0) -> grpc.aio.Server:
+    """max_connection_age_s: after so long a connection takes no new calls, and closes when its calls have ended; the
+    caller makes another, perhaps to another replica. 0: never."""
+    age = (("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)),) if max_connection_age_s else ()
+    return grpc.aio.server(interceptors=interceptors, options=(*OPTIONS, *age))
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, setting: str) -> int:
@@ -148,12 +151,20 @@ class Settings(Protocol):
 class Server:
     """A service's main port, its health port and its metrics port, from bind to drained.
 
-    ``prefix`` starts the names of the settings in messages: TOKENIZER or EXECUTOR.
+    ``prefix`` starts the names of the settings in messages: TOKENIZER or EXECUTOR. ``max_connection_age_s`` is the main
+    port's.
     """
 
-    def __init__(self, service_name: str, prefix: str, settings: Settings, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        service_name: str,
+        prefix: str,
+        settings: Settings,
+        registry: CollectorRegistry,
+        max_connection_age_s: float = 0.0,
+    ) -> None:
         self.calls = Calls()
-        self.grpc = new_server(self.calls)
+        self.grpc = new_server(self.calls, max_connection_age_s=max_connection_age_s)
         self.health = Health(service_name)
         self._health_grpc = new_server()
         self._service_name = service_name

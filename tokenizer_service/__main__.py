@@ -39,6 +39,11 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @click.option(
     "--executor-stuck-after-s", default=STUCK_AFTER_S, help="An executor whose step lasts longer gets no new rows."
 )
+@click.option(
+    "--max-connection-age-s",
+    default=0.0,
+    help="After so long a caller's connection closes when its calls have ended, so that new ones spread; 0: never.",
+)
 @click.option("--log-level", default="INFO", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Of stderr.")
 def main(
     model: Path,
@@ -50,6 +55,7 @@ def main(
     metrics_port: int,
     drain_timeout_s: float,
     executor_stuck_after_s: float,
+    max_connection_age_s: float,
     log_level: str,
 ) -> None:
     """Run packserve's tokenizer service: text in, packed token ids to the executors, text out.
@@ -61,7 +67,9 @@ def main(
     targets = tuple(target.strip() for target in executors.split(",") if target.strip())
     try:
         ports = Ports(host, port, health_port, metrics_port)
-        config = TokenizerConfig(model, name, targets, ports, drain_timeout_s, executor_stuck_after_s)
+        config = TokenizerConfig(
+            model, name, targets, ports, drain_timeout_s, executor_stuck_after_s, max_connection_age_s
+        )
         asyncio.run(serve(config))
     except ConfigError as error:
         sys.exit(f"packserve tokenizer: {error}")

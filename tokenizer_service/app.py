@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 async def serve(config: TokenizerConfig) -> None:
     """Until SIGTERM. Raises ConfigError where a setting or the model directory stops the start."""
     metrics = Metrics(new_registry(), config.model_name)
-    server = Server(SERVICE_NAME, "TOKENIZER", config, metrics.registry)
+    server = Server(SERVICE_NAME, "TOKENIZER", config, metrics.registry, config.max_connection_age_s)
     metrics.open_calls.set_function(lambda: server.calls.num_open)
     app = App(config, metrics, server)
     try:

@@ -24,6 +24,8 @@ class TokenizerConfig:
     ports: Ports = field(default_factory=Ports)
     drain_timeout_s: float = 30.0
     executor_stuck_after_s: float = STUCK_AFTER_S
+    # 0: connections of callers last as long as these want.
+    max_connection_age_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check(self.model.is_dir(), "MODEL", self.model, "must be a directory with tokenizer files")
@@ -32,6 +34,8 @@ class TokenizerConfig:
         for target in self.executors:
             _check(_is_target(target), "EXECUTORS", target, f"must be host:port or {DNS_PREFIX}name:port")
         _check(self.drain_timeout_s >= 0, "DRAIN_TIMEOUT_S", self.drain_timeout_s, "must be 0 or more")
+        age_s = self.max_connection_age_s
+        _check(age_s == 0 or age_s >= 1, "MAX_CONNECTION_AGE_S", age_s, "must be 0 (none) or at least 1")
         stuck_after_s = self.executor_stuck_after_s
         _check(stuck_after_s > 0, "EXECUTOR_STUCK_AFTER_S", stuck_after_s, "must be above 0")
 

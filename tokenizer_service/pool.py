@@ -98,12 +98,17 @@ class ExecutorPool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow_names(self) -> None:
+        is_known = True
         while True:
             try:
                 found = [await resolve(name) for name in self._names]
                 await self._set_addresses(frozenset(self._fixed).union(*found))
+                is_known = True
             except OSError as error:
-                logger.warning("executors can't be looked up: %s", error)
+                # A name without a ready executor behind it: told once, not every few seconds.
+                if is_known:
+                    logger.warning("executors can't be looked up: %s", error)
+                is_known = False
             await asyncio.sleep(RESOLVE_EVERY_S)
 
     async def _set_addresses(self, addresses: frozenset[str]) -> None:

@@ -41,6 +41,7 @@ class FakeService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    peers: list[str] = field(default_factory=list)
 
     async def Generate(self, request: Any, context: Any) -> Any:
         if request.tenant == "gives up":
@@ -53,6 +54,7 @@ class FakeService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         raise PromptTooLong("prompts[0] has 9 tokens, the model's context is 8" + "!" * 1000)
 
     async def GenerateStream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.peers.append(context.peer())
         try:
             yield tokenizer_pb2.GenerateStreamResponse()
             await self.go.wait()
@@ -85,8 +87,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(settings: FakeSettings = FakeSettings()) -> AsyncIterator[Running]:
-    server, service = Server(SERVICE, "TOKENIZER", settings, new_registry()), FakeService()
+async def running(settings: FakeSettings = FakeSettings(), max_connection_age_s: float = 0.0) -> AsyncIterator[Running]:
+    server = Server(SERVICE, "TOKENIZER", settings, new_registry(), max_connection_age_s)
+    service = FakeService()
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.grpc)
     ports = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.port}") as channel:
@@ -109,6 +112,20 @@ async def test_health_port_answers_too_and_an_unknown_service_is_not_found() -> 
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await it.check("nobody", channel)
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_old_connection_takes_no_new_calls_and_ends_with_its_last() -> None:
+    """So that callers spread over replicas that came later; no call is cut."""
+    async with running(max_connection_age_s=1) as it:
+        old = it.stub.GenerateStream(tokenizer_pb2.GenerateRequest())
+        assert await old.read() is not grpc.aio.EOF
+        await asyncio.sleep(1.5)
+        new = it.stub.GenerateStream(tokenizer_pb2.GenerateRequest())
+        assert await new.read() is not grpc.aio.EOF
+        it.service.go.set()
+        assert await old.read() is not grpc.aio.EOF
+        assert await old.read() is grpc.aio.EOF
+        assert len(set(it.service.peers)) == 2
 
 
 async def test_calls_are_refused_with_the_reason_until_opened() -> None:

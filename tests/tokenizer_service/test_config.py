@@ -25,6 +25,7 @@ from tokenizer_service.config import TokenizerConfig
         ("TOKENIZER_EXECUTORS=dns:///a:x: must be", {"executors": ("dns:///a:x",)}),
         ("TOKENIZER_DRAIN_TIMEOUT_S=-1: must be 0 or more", {"drain_timeout_s": -1}),
         ("TOKENIZER_EXECUTOR_STUCK_AFTER_S=0: must be above 0", {"executor_stuck_after_s": 0}),
+        ("TOKENIZER_MAX_CONNECTION_AGE_S=0.5: must be 0 (none)", {"max_connection_age_s": 0.5}),
     ],
 )
 def test_bad_setting_names_itself(tmp_path: Path, words: str, settings: dict[str, Any]) -> None:
