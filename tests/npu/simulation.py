@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 
 from tests.fixtures.npu_ops import REFERENCES
-from tests.npu import stub
+from tests.npu import placement, stub
 
 # Their results hold nothing yet: here NaN, or -1, so that it shows where they are read before they are written.
 EMPTY = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
@@ -53,6 +53,7 @@ class Simulation(TorchDispatchMode):
         if func.has_kernel_for_dispatch_key(COMPOSITE) and not func.has_kernel_for_dispatch_key(NPU):
             with self:
                 return func.decompose(*args, **kwargs)
+        placement.check(func, args, kwargs)
         out = func(*args, **kwargs)
         if func._schema.name in WITHOUT_VALUES or (func.is_view and storages(out) <= storages((args, kwargs))):
             return out

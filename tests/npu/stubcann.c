@@ -5,7 +5,8 @@
  * Device memory is one range of addresses, closed (PROT_NONE) but for copies and for what stub_open() and stub_close()
  * enclose: host code that reads a device pointer dies. Work is done when it is asked for, so streams and events are
  * complete at once; operations do nothing but be counted. What was asked for is in stub_counters and stub_log.
- * Environment: STUB_SOC, STUB_DEVICES, STUB_MEMORY_BYTES (of each device).
+ * Environment: STUB_SOC, STUB_DEVICES, STUB_MEMORY_BYTES (of each device), STUB_FAIL_CAPTURE (the first capture, of
+ * those counted, that cannot be ended; nor can those after it).
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -208,12 +209,17 @@ int aclrtGetMemInfo(int kind, size_t *num_free, size_t *total) {
 
 /* ---- graphs: what was captured is the simulation's to know; here is what the runtime would refuse */
 
-struct group { /* operations whose arguments may be replaced before each replay */
-    struct group *next;
-    int is_updated;
-};
 struct model {
     struct group *groups;
+    uint64_t last_replay;
+};
+struct group { /* operations whose arguments may be replaced before each replay */
+    struct group *next;
+    struct model *model;
+    int is_updated;
+};
+struct event {
+    uint64_t replay;
 };
 /* tests/npu/simulation.py reads them: the graph being captured, the group being recorded, the group being updated; and
  * sets what runs a graph. */
@@ -221,6 +227,22 @@ struct model *stub_capturing;
 struct group *stub_recording, *stub_updating;
 int (*stub_replay)(struct model *);
 static void *capture_stream;
+/* Replays by number: all are on one stream, the host has waited for the first num_done, and an event stands for those
+ * that its stream had when it was recorded. */
+static uint64_t num_replays, num_done;
+static void *replay_stream;
+
+static uint64_t replays_of(void *stream) { return stream == replay_stream ? num_replays : 0; }
+
+static void done(uint64_t replay) {
+    if (replay > num_done)
+        num_done = replay;
+}
+
+int aclrtRecordEvent(struct event *event, void *stream) {
+    event->replay = replays_of(stream);
+    return OK;
+}
 
 int aclmdlRICaptureBegin(void *stream, int mode) {
     if (stub_capturing || !stream)
@@ -233,9 +255,10 @@ int aclmdlRICaptureBegin(void *stream, int mode) {
 }
 
 int aclmdlRICaptureEnd(void *stream, void **model) {
-    *model = stub_capturing;
+    const int fails = stub_counters.captures >= setting("STUB_FAIL_CAPTURE", UINT64_MAX);
+    *model = fails ? NULL : stub_capturing;
     stub_capturing = NULL;
-    return OK;
+    return fails ? fail(NO_MEMORY, "stub: a capture that cannot be ended") : OK;
 }
 
 int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
@@ -246,7 +269,7 @@ int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
 
 int aclmdlRICaptureTaskGrpBegin(void *stream) {
     stub_recording = calloc(1, sizeof *stub_recording);
-    stub_recording->next = stub_capturing->groups;
+    *stub_recording = (struct group){stub_capturing->groups, stub_capturing};
     stub_capturing->groups = stub_recording;
     return OK;
 }
@@ -257,7 +280,12 @@ int aclmdlRICaptureTaskGrpEnd(void *stream, void **group) {
     return OK;
 }
 
-int aclmdlRICaptureTaskUpdateBegin(void *stream, void *group) {
+/* On a device a replay that still runs may read the arguments of either. */
+int aclmdlRICaptureTaskUpdateBegin(void *stream, struct group *group) {
+    if (group->model->last_replay > num_done) {
+        note("update of a running graph");
+        return fail(INVALID, "stub: a graph is updated that was not waited for");
+    }
     stub_updating = group;
     note("update");
     stub_counters.updates++;
@@ -279,6 +307,8 @@ int aclmdlRIExecuteAsync(struct model *model, void *stream) {
     }
     note("replay");
     stub_counters.replays++;
+    model->last_replay = ++num_replays;
+    replay_stream = stream;
     return stub_replay ? stub_replay(model) : OK;
 }
 
@@ -295,10 +325,19 @@ static int wait_for(const char *name, uint64_t *count) {
     return stub_capturing ? fail(NOT_IN_CAPTURE, "stub: the host waits while a graph is captured") : OK;
 }
 
-int aclrtSynchronizeStream(void *stream) { return wait_for("sync stream", &stub_counters.stream_syncs); }
+int aclrtSynchronizeStream(void *stream) {
+    done(replays_of(stream));
+    return wait_for("sync stream", &stub_counters.stream_syncs);
+}
 int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t timeout_ms) { return aclrtSynchronizeStream(stream); }
-int aclrtSynchronizeEvent(void *event) { return wait_for("sync event", &stub_counters.event_syncs); }
-int aclrtSynchronizeDevice(void) { return wait_for("sync device", &stub_counters.device_syncs); }
+int aclrtSynchronizeEvent(struct event *event) {
+    done(event->replay);
+    return wait_for("sync event", &stub_counters.event_syncs);
+}
+int aclrtSynchronizeDevice(void) {
+    done(num_replays);
+    return wait_for("sync device", &stub_counters.device_syncs);
+}
 int aclrtSynchronizeDeviceWithTimeout(int32_t timeout_ms) { return aclrtSynchronizeDevice(); }
 
 static void move(void *to, const void *from, size_t size) {
@@ -417,7 +456,7 @@ int aclGetCompileopt(int what, char *answer) {
 }
 
 static int new_handle(void **handle) {
-    *handle = malloc(16);
+    *handle = calloc(1, 16);
     return OK;
 }
 int aclrtCreateStream(void **stream) { return new_handle(stream); }

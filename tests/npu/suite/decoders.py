@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 
 
 def shape_of(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> kernels.Shape:
-    return kernels.Shape(config.num_heads, config.num_kv_heads, config.head_dim, block_tokens, dtype)
+    heads = config.num_heads, config.num_kv_heads, config.head_dim
+    return kernels.Shape(*heads, block_tokens, dtype, is_quantized=config.quantization != "none")
 
 
 @torch.inference_mode()

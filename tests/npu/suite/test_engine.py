@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from executor_service.scheduling.sequence import Sequence
+from executor_service.scheduling.step import Step
 from tests.fixtures.engine_run import EngineRun, Result
 from tests.fixtures.random_model import write_random_model
 from tests.fixtures.sequences import make_sequence
@@ -82,6 +83,35 @@ def test_ids_are_those_of_the_cpu(run: EngineRun, expected: dict[int, Result]) -
     assert run.scheduler.num_preemptions == 2
     assert run.scheduler.num_prefix_hit_tokens >= 64
     assert (stub.counters.replays >= NUM_OUTPUT // 2) == run.runner.ops.can_graph
+
+
+def test_a_capture_that_fails_leaves_decode_steps_as_they_were(
+    run: EngineRun, expected: dict[int, Result], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not run.runner.ops.can_graph:
+        pytest.skip("the operations of this chip are not captured")
+    monkeypatch.setenv("STUB_FAIL_CAPTURE", "1")
+    streams = note_streams(run.runner)
+    results = run.run(sequences())
+    assert {key: result.token_ids for key, result in results.items()} == {
+        key: result.token_ids for key, result in expected.items()
+    }
+    assert "no decode graph of 5 rows" in caplog.text
+    assert (stub.counters.captures, stub.counters.replays) == (1, 0)
+    assert streams == {torch.npu.default_stream()}
+
+
+def note_streams(runner: Any) -> set[Any]:
+    """That forward is called on."""
+    streams: set[Any] = set()
+    forward = runner.forward
+
+    def noting(step: Step) -> object:
+        streams.add(torch.npu.current_stream())
+        return forward(step)
+
+    runner.forward = noting
+    return streams
 
 
 def test_ids_are_decided_by_more_than_roundings(expected: dict[int, Result]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,17 @@ import torch
 from torch import Tensor
 
 import kernels
+from executor_service.models.decoder import Decoder
+from executor_service.models.forward_batch import ForwardBatch
+from executor_service.models.model_config import load_model_config
+from executor_service.models.weights import load_weights
 from kernels import Backend, Shape
 from kernels.int8_weight import Int8Weight
 from kernels.paged_rows import PagedRows
 from tests.fixtures.npu_checks import Soc
+from tests.fixtures.quantized_model import DefinedProducts, power_of_two, write_quantized_model
 from tests.npu import stub
+from tests.npu.suite.decoders import shape_of
 
 H, K, D, S = 4, 2, 128, 32
 CPU = torch.device("cpu")
@@ -162,6 +169,30 @@ def test_w8a8(simulated: Any, device: torch.device, dtype: torch.dtype) -> None:
         for where, ops in ((where, kernels.load("auto", where, asked)) for where in (device, CPU))
     )
     close(found, expected)
+
+
+def test_w8a8_in_a_model(simulated: Any, device: torch.device, tmp_path: Path) -> None:
+    """To the bit what the definition's products give, of weights whose scales are powers of two."""
+    if Soc.is_310p():
+        pytest.skip("310P has no such product")
+    write_quantized_model(tmp_path, scale_of=power_of_two, hidden_size=128, head_dim=128)
+    config = load_model_config(tmp_path)
+    ops = kernels.load("npu", device, shape_of(config, S, torch.float16))
+    found, expected = (
+        logits(Decoder(config, load_weights(tmp_path, config, torch.float16, device), each, 2 * S), device)
+        for each in (ops, DefinedProducts(ops))
+    )
+    assert torch.equal(found, expected)
+
+
+def logits(decoder: Decoder, device: torch.device) -> Tensor:
+    """Of a sequence in one step."""
+    num_tokens = 2 * S
+    positions = torch.arange(num_tokens, dtype=torch.int32, device=device)
+    rows = paged_rows([(0, num_tokens)], torch.tensor([[1, 0]], dtype=torch.int32), device)
+    cache = decoder.new_cache([2], S, device)
+    batch = ForwardBatch(positions * 4, positions, positions, (rows,), S)
+    return decoder.logits(decoder.forward(batch, cache)).cpu()
 
 
 @pytest.mark.parametrize("rows", [MIXED, DECODE])

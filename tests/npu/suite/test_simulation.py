@@ -126,3 +126,21 @@ def test_a_replay_without_its_update_is_an_error(simulated: Any, attend: Callabl
     graph.replay()
     with pytest.raises(RuntimeError, match="error code is 107000"):
         graph.replay()
+
+
+def test_a_graph_whose_replay_was_not_waited_for_is_not_updated(
+    simulated: Any, attend: Callable[[list[int]], Tensor]
+) -> None:
+    graph, after = torch.npu.NPUGraph(), torch.npu.Event()
+    with torch.npu.graph(graph, auto_dispatch_capture=True):
+        attend(LENS[0])
+    update = [{"actual_seq_lengths_kv": LENS[0]}]
+    graph.update(cpu_update_input=update)
+    graph.replay()
+    after.record()
+    with pytest.raises(RuntimeError, match="not waited for"):
+        graph.update(cpu_update_input=update)
+    assert stub.log()[-1] == "update of a running graph"
+    after.synchronize()
+    graph.update(cpu_update_input=update)
+    graph.replay()

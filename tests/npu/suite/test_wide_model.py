@@ -120,4 +120,4 @@ def test_a_long_prompt_goes_down_as_ids(
     assert len(seen.tables) == 1
     num_prompt_bytes = PROMPT * HIDDEN * dtype.itemsize
     assert max(call.largest_malloc for call in calls[1:]) < num_prompt_bytes
-    assert max(seen.num_bytes_kept) - min(seen.num_bytes_kept) < num_prompt_bytes
+    assert max(seen.num_bytes_kept) - min(seen.num_bytes_kept) < WINDOW * HIDDEN * dtype.itemsize
