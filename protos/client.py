@@ -10,7 +10,7 @@ Does not retry, and does not know which executors answer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +52,7 @@ class Client:
 
     async def generate_stream(
         self, prompt: Prompt, *, stop: str | Sequence[str] = (), timeout_s: float | None = None, **fields: Any
-    ) -> AsyncIterator[tokenizer_pb2.Choice]:
+    ) -> AsyncGenerator[tokenizer_pb2.Choice, None]:
         """What is new, as it comes; the last one carries `finish`. Closing the iterator cancels the call."""
         call = self._stub.GenerateStream(generate_request(prompt, stop, fields), timeout=timeout_s)
         try:

@@ -141,4 +141,11 @@ class EngineBoard(Board):
 
 def engine_dashboard(knobs: Knobs) -> Json:
     description = "Batch, steps, KV cache and device of the executors."
-    return dashboard("packserve engine", description, EngineBoard(knobs).rows(), "packserve_step_age_seconds", knobs)
+    return dashboard(
+        "packserve engine",
+        description,
+        EngineBoard(knobs).rows(),
+        "packserve_step_age_seconds",
+        knobs.jobs.executor,
+        knobs,
+    )

@@ -27,7 +27,7 @@ OPTIONS: dict[str, Json] = {
 }
 
 
-def dashboard(name: str, description: str, rows: Iterable[Row], known_by: str, knobs: Knobs) -> Json:
+def dashboard(name: str, description: str, rows: Iterable[Row], known_by: str, job: str, knobs: Knobs) -> Json:
     """known_by: a series that only this service's replicas have."""
     scope, shown = Scope(knobs.service_label), knobs.dashboards
     link = {"type": "dashboards", "title": "packserve", "tags": shown.tags, "keepTime": True, "includeVars": False}
@@ -47,7 +47,7 @@ def dashboard(name: str, description: str, rows: Iterable[Row], known_by: str, k
             "list": [
                 {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus"},
                 _variable("namespace", "Namespace", f"label_values({known_by}, {scope.label})"),
-                _variable("job", "Job", f"label_values({series(known_by, scope.service)}, job)"),
+                _variable("job", "Job", f"label_values({series(known_by, scope.service)}, job)", job),
                 _variable("instance", "Replica", f"label_values({series(known_by, scope.job)}, instance)"),
             ]
         },
@@ -56,8 +56,8 @@ def dashboard(name: str, description: str, rows: Iterable[Row], known_by: str, k
     }
 
 
-def _variable(name: str, label: str, query: str) -> Json:
-    """A label's values, all of them at first."""
+def _variable(name: str, label: str, query: str, every: str = ".*") -> Json:
+    """A label's values, all of them at first, which is what matches ``every``."""
     return {
         "type": "query",
         "name": name,
@@ -68,7 +68,7 @@ def _variable(name: str, label: str, query: str) -> Json:
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        "allValue": ".*",
+        "allValue": every,
         "current": {"text": ["All"], "value": ["$__all"]},
     }
 

@@ -133,4 +133,11 @@ class ServiceBoard(Board):
 
 def service_dashboard(knobs: Knobs) -> Json:
     description = "What callers ask and wait for, as the tokenizer replicas see it."
-    return dashboard("packserve service", description, ServiceBoard(knobs).rows(), "packserve_open_calls", knobs)
+    return dashboard(
+        "packserve service",
+        description,
+        ServiceBoard(knobs).rows(),
+        "packserve_open_calls",
+        knobs.jobs.tokenizer,
+        knobs,
+    )

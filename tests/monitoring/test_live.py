@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import time
 import urllib.parse
@@ -43,8 +44,6 @@ from tests.monitoring.test_scrape import ALIASES
 pytestmark = pytest.mark.slow
 
 SETTINGS = {"EXECUTOR_THREADS": "1", "EXECUTOR_NUM_BLOCKS": "512", "EXECUTOR_MAX_STEP_TOKENS": "64"}
-# What a call spends between client and server, where both are busy.
-WAY_S = 0.005
 NUM_TINY, NUM_AT_ONCE, MAX_TINY_S = 10_000, 32, 45
 NUM_ROUNDS, NUM_SCRAPES, MAX_SCRAPE_CPU_S = 8, 40, 0.005
 # As Prometheus asks.
@@ -151,19 +150,26 @@ async def test_figures_agree_with_the_callers_own_tally(stack: Stack) -> None:
 
 
 async def test_median_of_first_tokens_lies_in_the_callers_bucket(stack: Stack) -> None:
-    """As histogram_quantile says it, and as callers measured it on their side of the wire."""
+    """As histogram_quantile says it, and as callers measured it on their side of the wire. Where an edge lies between
+    the two by chance, longer prompts are asked with."""
+    for num_repeats in (100, 140, 190):
+        shown_s, measured_s = await medians_of_first_tokens(stack, num_repeats)
+        print(f"first token, median: {1e3 * shown_s:.1f} ms by the dashboard, {1e3 * measured_s:.1f} ms by the callers")
+        if bisect_left(SECONDS_BUCKETS, shown_s) == bisect_left(SECONDS_BUCKETS, measured_s):
+            return
+    raise AssertionError("in other buckets for each length")
+
+
+async def medians_of_first_tokens(stack: Stack, num_repeats: int) -> tuple[float, float]:
     begin_s = await scraped(stack)
     async with Client(stack.services.address) as client:
         load = Load(client)
         for at in range(20):
-            await asyncio.gather(*(load.stream_of(f"{at} {i} " * 150, max_tokens=2) for i in range(2)))
+            await load.stream_of(f"{at} {num_repeats} " * num_repeats, max_tokens=2)
     end_s = await scraped(stack)
     buckets = added("packserve_time_to_first_token_seconds_bucket", begin_s, end_s)
-    (median_s,) = query(stack, f"histogram_quantile(0.5, sum by (le) {buckets})").values()
-    measured_s = sorted(load.tally.first_tokens_s)[len(load.tally.first_tokens_s) // 2]
-    upper = bisect_left(SECONDS_BUCKETS, median_s)
-    print(f"first token, median: {1e3 * median_s:.1f} ms by the dashboard, {1e3 * measured_s:.1f} ms by the callers")
-    assert SECONDS_BUCKETS[upper - 1] - WAY_S <= measured_s <= SECONDS_BUCKETS[upper] + WAY_S
+    (shown_s,) = query(stack, f"histogram_quantile(0.5, sum by (le) {buckets})").values()
+    return shown_s, statistics.median(load.tally.first_tokens_s)
 
 
 async def test_every_panel_has_data_under_load(stack: Stack) -> None:

@@ -130,7 +130,7 @@ class Load:
         """max_read: the caller leaves after so many tokens."""
         begun_s, num_read = time.perf_counter(), 0
         with self.tally.outcome_of_call():
-            async with aclosing(self._client.generate_stream(prompt, **sampling)) as choices:  # type: ignore[type-var]
+            async with aclosing(self._client.generate_stream(prompt, **sampling)) as choices:
                 async for choice in choices:
                     if not num_read and choice.token_ids:
                         self.tally.first_tokens_s.append(time.perf_counter() - begun_s)

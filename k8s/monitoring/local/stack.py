@@ -86,7 +86,9 @@ async def server(program: str, address: str, folder: Path, *arguments: str) -> A
 
 async def scraped(prometheus_url: str, num_replicas: int) -> None:
     """Until each was scraped once: what is counted before, no rate shows."""
-    while num_replicas_up(prometheus_url) < num_replicas:
+    while True:
+        if num_replicas_up(prometheus_url) == num_replicas:
+            return
         await asyncio.sleep(0.1)
 
 
