@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 OUT := .
 TEST_BUDGET_S := 900
-SLOW_TEST_BUDGET_S := 1800
+SLOW_TEST_BUDGET_S := 2400
 
 SAMPLE_PROMPT := What is the capital of France?
 # As the caller wrote it, whatever quotes and dollars are in it.

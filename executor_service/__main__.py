@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import click
 
-from executor_service.app import serve
+if __name__ == "__main__":
+    # As a container's first process it would not hear a SIGTERM at all while all of this is imported.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
+from executor_service.app import LOADING, serve
 from executor_service.config import DTYPES, ExecutorConfig
 from kernels import BACKENDS
 from protos.errors import ConfigError, EngineFailure
@@ -63,6 +70,10 @@ def main(log_level: str, host: str, port: int, health_port: int, metrics_port: i
         asyncio.run(serve(ExecutorConfig(ports=Ports(host, port, health_port, metrics_port), **settings)))
     except (ConfigError, EngineFailure) as error:
         sys.exit(f"packserve executor: {error}")
+    if any(thread.name == LOADING for thread in threading.enumerate()):
+        # Nothing stops it, and torch does not bear that its thread outlives the interpreter.
+        logging.shutdown()
+        os._exit(0)
 
 
 if __name__ == "__main__":

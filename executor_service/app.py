@@ -33,6 +33,8 @@ from protos.server import PROTOCOL_VERSION, Server
 
 SERVICE_NAME = "packserve.v1.ExecutorService"
 _HEALTH_POLL_S = 0.2
+# The thread that loads the model.
+LOADING = "loading"
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -143,5 +145,5 @@ def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             settle = functools.partial(future.set_exception, error)
         loop.call_soon_threadsafe(lambda: future.done() or settle())
 
-    threading.Thread(target=run, name="load", daemon=True).start()
+    threading.Thread(target=run, name=LOADING, daemon=True).start()
     return future

@@ -6,6 +6,7 @@ Does not know which series a service has; those are declared in its own metrics.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from protos.errors import ConfigError
+
 # From a short text's encoding to the longest deadline that a caller may sensibly set.
 SECONDS_BUCKETS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -30,7 +33,14 @@ SECONDS_BUCKETS = (
 
 
 def new_registry() -> CollectorRegistry:
-    """Holds the process's own series (CPU seconds, memory, garbage collection) and nothing else yet."""
+    """Holds the process's own series (CPU seconds, memory, garbage collection) and nothing else yet.
+
+    Raises ConfigError where values would be kept in files: a replica is one process, and a file of a run before it
+    would be added to its counts.
+    """
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        if folder := os.environ.get(name):
+            raise ConfigError(f"{name}={folder}: must not be set, each replica is one process")
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):

@@ -49,6 +49,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 STOP_WITH_PARENT = "PACKSERVE_STOP_WITH_PARENT"
 _PR_SET_PDEATHSIG = 1
 
+# How long a server that drains refuses new calls at least.
+NOTICE_S = 2.0
+
 READINESS_SERVICES = ("", "startup", "readiness")
 LIVENESS_SERVICE = "liveness"
 
@@ -173,6 +176,7 @@ class Server:
         self._registry = registry
         self._httpd: WSGIServer | None = None
         self._stop_requests: asyncio.Queue[None] = asyncio.Queue()
+        self._closing: asyncio.Task[None] | None = None
         watch_server(registry, prefix.lower(), lambda: self.health.is_serving)
 
     async def start(self) -> Ports:
@@ -222,10 +226,18 @@ class Server:
         self.calls.close("the server is draining")
         if on_drain is not None:
             await on_drain()
-        waits = [asyncio.ensure_future(self.calls.wait_idle()), asyncio.ensure_future(self._stop_requests.get())]
+        waits = [asyncio.ensure_future(self._idle_and_known()), asyncio.ensure_future(self._stop_requests.get())]
         await asyncio.wait(waits, timeout=self._settings.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+
+    async def _idle_and_known(self) -> None:
+        """Balancers ask for health every second or so. Until they know, what they still send is refused with a status
+        that they retry elsewhere; a server that is gone would end it as cancelled."""
+        await asyncio.sleep(NOTICE_S)
+        # Connections are told to end with their last call: callers that know no other replica look for one.
+        self._closing = asyncio.create_task(self.grpc.stop(self._settings.drain_timeout_s))
+        await self.calls.wait_idle()
 
     async def stop(self) -> None:
         """Calls that are still open are cancelled; answers that are on their way get a moment to leave."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 
 import click
+
+if __name__ == "__main__":
+    # As a container's first process it would not hear a SIGTERM at all while all of this is imported.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
 from protos.errors import ConfigError
 from protos.server import Ports

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,16 +19,23 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from safetensors import safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from executor_service.models.checkpoint import INDEX_FILE, OTHER_FORMATS, SINGLE_FILE, StoredTensor, read_checkpoint
+from executor_service.models.checkpoint import (
+    INDEX_FILE,
+    OTHER_FORMATS,
+    SINGLE_FILE,
+    StoredTensor,
+    opened,
+    read_checkpoint,
+)
 from executor_service.models.config_value import shown
 from executor_service.models.model_config import ModelConfig, load_model_config
-from executor_service.models.quantization import CONFIG
+from executor_service.models.quantization import CONFIG, NONE
 from executor_service.models.weight_names import PRODUCTS, layer_parts, scale_parts
-from executor_service.models.weights import FLOAT_DTYPES
+from executor_service.models.weights import check_rows, fitting
 from kernels.reference.int8_linear import quantize_rows
 from protos.errors import ConfigError
 from protos.vocabulary import read_json
@@ -42,19 +50,17 @@ Report = Callable[[int, int], None]
 
 def quantize(source: Path, target: Path, report: Report = lambda done, total: None) -> None:
     """target appears whole or not at all. Raises ConfigError naming what in the way is wrong."""
-    config_json = read_json(source / "config.json")
-    if config_json.get("quantization_config") is not None:
-        raise ConfigError(f"{source}: quantized already: {shown(config_json['quantization_config'])}")
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(f"{target}: exists and is no empty directory")
     config = load_model_config(source)
-    stored = read_checkpoint(source)
-    products = product_names(config, stored)
+    config_json = read_json(source / "config.json")
+    if config.quantization != NONE:
+        raise ConfigError(f"{source}: quantized already: {shown(config_json['quantization_config'])}")
+    target = new_directory(target)
+    stored = fitting(read_checkpoint(source), config)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.partial-", dir=target.parent) as directory:
         work = Path(directory) / target.name
         work.mkdir()
-        write_weights(stored, products, work, report)
+        write_weights(stored, product_names(config), work, report)
         write_json(work / "config.json", config_json | {"quantization_config": CONFIG})
         for path in source.iterdir():
             if path.is_file() and not any(path.match(pattern) for pattern in NOT_COPIED):
@@ -62,22 +68,28 @@ def quantize(source: Path, target: Path, report: Report = lambda done, total: No
         work.rename(target)
 
 
+def new_directory(path: Path) -> Path:
+    """Where links lead, and a directory can appear. Raises ConfigError where something is in its place."""
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():
+        raise ConfigError(f"{path}: is a symbolic link that leads to itself")
+    if path == Path.cwd():
+        raise ConfigError(f"{path}: is the current directory, name one in it")
+    if path.is_mount():
+        raise ConfigError(f"{path}: is a mount point, name a directory in it")
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(f"{path}: exists and is no empty directory")
+    return path
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def product_names(config: ModelConfig, stored: dict[str, StoredTensor]) -> set[str]:
-    """The tensors that become int8: all are there, and are floats."""
+def product_names(config: ModelConfig) -> set[str]:
+    """The tensors that become int8."""
     layers = [layer_parts(config, layer) for layer in range(len(config.layers))]
-    names = [name for fields in layers for field in PRODUCTS for name in fields[field]]
-    for name in names:
-        if name not in stored:
-            raise ConfigError(f"checkpoint: tensor {name} is missing")
-        if stored[name].dtype not in FLOAT_DTYPES:
-            raise ConfigError(
-                f"{stored[name].path.name}: {name} is {stored[name].dtype}, not {', '.join(FLOAT_DTYPES)}"
-            )
-    return set(names)
+    return {name for fields in layers for field in PRODUCTS for name in fields[field]}
 
 
 def write_weights(stored: dict[str, StoredTensor], products: set[str], directory: Path, report: Report) -> None:
@@ -92,11 +104,18 @@ def write_weights(stored: dict[str, StoredTensor], products: set[str], directory
             tensors |= converted(name, stored[name], name in products)
             num_read += stored[name].num_bytes
             report(num_read, total)
-        save_file(tensors, directory / file_name, {"format": "pt"})
-        (directory / file_name).chmod(0o644)  # safetensors writes for the owner alone
+        write_shard(tensors, directory / file_name)
         weight_map |= dict.fromkeys(tensors, file_name)
     if len(shards) > 1:
         write_json(directory / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+
+
+def write_shard(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # what the system says is in its text
+        raise ConfigError(f"{path.name}: {error}") from error
+    path.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def written_bytes(tensor: StoredTensor, is_product: bool) -> int:
@@ -118,8 +137,10 @@ def split(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def converted(name: str, tensor: StoredTensor, is_product: bool) -> dict[str, Tensor]:
-    with safe_open(tensor.path, framework="pt") as file:
+    with opened(tensor.path) as file:
         values = file.get_tensor(name)
+    lowest, highest = values.reshape(len(values), -1).aminmax(dim=1)
+    check_rows(tensor.path, name, lowest.isfinite() & highest.isfinite(), "finite")
     if not is_product:
         return {name: values}
     (scale_name,) = scale_parts({name: tensor.shape})

@@ -30,8 +30,14 @@ OF_ALL: dict[str, Any] = {"quant_method": "compressed-tensors", **FORMAT, "ignor
 # What `packserve quantize` writes.
 CONFIG = {**OF_ALL, "quantization_status": "compressed", "config_groups": {"group_0": GROUP}}
 
-# How scales were found, and by which version.
-WITHOUT_EFFECT = {"global_compression_ratio", "observer", "observer_kwargs", "quantization_status", "version"}
+# How scales were found, and by which version: of these types, any value.
+WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
+    "global_compression_ratio": (int, float),
+    "observer": (str,),
+    "observer_kwargs": (dict,),
+    "quantization_status": (str,),
+    "version": (str,),
+}
 
 
 def parse_quantization(config: ConfigValue) -> str:
@@ -48,12 +54,15 @@ def parse_quantization(config: ConfigValue) -> str:
 
 
 def check(config: ConfigValue, expected: dict[str, Any], also: Set[str] = frozenset()) -> None:
-    """The expected values are there; of other keys, those of also may be, and those that ask for nothing."""
+    """The expected values are there, of their JSON type: neither 8.0 for 8 nor 1 for true. Of other keys, those of also
+    may be, and those that ask for nothing."""
     for key, value in expected.items():
         if isinstance(value, dict):
             check(config[key], value)
-        elif config[key].given != value:
+        elif type(config[key].given) is not type(value) or config[key].given != value:
             raise config[key].refusal(f"must be {value!r}")
     for key, value in config.entries().items():
-        if key not in {*expected, *also, *WITHOUT_EFFECT} and value not in ({}, []):
+        types = WITHOUT_EFFECT.get(key)
+        is_understood = type(value) in types if types else value in ({}, [])
+        if key not in expected and key not in also and not is_understood:
             raise config[key].refusal("not understood")

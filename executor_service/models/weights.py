@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from executor_service.models.checkpoint import StoredTensor, read_checkpoint
+from executor_service.models.checkpoint import StoredTensor, opened, read_checkpoint
 from executor_service.models.model_config import ModelConfig
 from executor_service.models.quantization import W8A8
 from executor_service.models.weight_names import (
@@ -79,15 +78,11 @@ def load_weights(
     progress: Callable[[int, int], None] | None = None,
 ) -> DecoderWeights:
     """progress is told the bytes read and the bytes to read. Raises ConfigError naming a tensor that does not fit."""
-    stored = read_checkpoint(directory)
-    has_head = HEAD in stored or not config.tie_word_embeddings
+    wanted = fitting(read_checkpoint(directory), config)
+    has_head = HEAD in wanted
     places = Places(dtype, device, norm_dtype=torch.float32 if config.norms_add_one else dtype)
     weights = places.decoder(config, has_head)
-    wanted = {name: tensor for name, tensor in stored.items() if not name.endswith(COMPUTED)}
-    for name in stored.keys() - wanted.keys():
-        logger.info("%s is not read: it is computed from the config", name)
-    check_fit(wanted, places.by_name)
-    for num_read in fill(places.by_name, wanted):
+    for num_read in fill(places, wanted):
         if progress:
             progress(num_read, sum(tensor.num_bytes for tensor in wanted.values()))
     if config.norms_add_one:
@@ -95,6 +90,17 @@ def load_weights(
             if name.endswith(NORM_SUFFIX):
                 places.by_name[name].add_(1)
     return tie(weights) if config.tie_word_embeddings and has_head else weights
+
+
+def fitting(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors that a decoder is filled from. Raises ConfigError naming one that it does not take, or lacks."""
+    wanted = {name: tensor for name, tensor in stored.items() if not name.endswith(COMPUTED)}
+    for name in stored.keys() - wanted.keys():
+        logger.info("%s is not read: it is computed from the config", name)
+    shapes_only = Places(torch.float32, torch.device("meta"), norm_dtype=torch.float32)
+    shapes_only.decoder(config, has_head=HEAD in stored or not config.tie_word_embeddings)
+    check_fit(wanted, shapes_only.by_name)
+    return wanted
 
 
 def tie(weights: DecoderWeights) -> DecoderWeights:
@@ -111,13 +117,16 @@ class Places:
     def __init__(self, dtype: torch.dtype, device: torch.device, norm_dtype: torch.dtype) -> None:
         self.dtype, self.device, self.norm_dtype = dtype, device, norm_dtype
         self.by_name: dict[str, Tensor] = {}
+        self.scale_names: set[str] = set()
 
     def allocate(self, parts: Parts) -> Tensor:
         is_norm = all(name.endswith(NORM_SUFFIX) for name in parts)
         return self.stack(parts, self.norm_dtype if is_norm else self.dtype)
 
     def allocate_int8(self, parts: Parts) -> Int8Weight:
-        scale = self.stack(scale_parts(parts), torch.float32)  # [O, 1]
+        scales = scale_parts(parts)
+        self.scale_names |= scales.keys()
+        scale = self.stack(scales, torch.float32)  # [O, 1]
         return Int8Weight(self.stack(parts, torch.int8), scale[:, 0])
 
     def stack(self, parts: Parts, dtype: torch.dtype) -> Tensor:
@@ -163,13 +172,23 @@ def check_fit(stored: dict[str, StoredTensor], places: dict[str, Tensor]) -> Non
             raise ConfigError(f"{tensor.path.name}: {name} is stored as {tensor.dtype} ({', '.join(dtypes)} are read)")
 
 
-def fill(places: dict[str, Tensor], stored: dict[str, StoredTensor]) -> Iterator[int]:
+def fill(places: Places, stored: dict[str, StoredTensor]) -> Iterator[int]:
     """The bytes read so far, after each tensor."""
     num_read = 0
     for path in sorted({tensor.path for tensor in stored.values()}):
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             for name, tensor in stored.items():
                 if tensor.path == path:
-                    places[name].copy_(file.get_tensor(name))
+                    values = file.get_tensor(name)
+                    if name in places.scale_names:
+                        check_rows(path, name, (values > 0) & values.isfinite(), "above 0 and finite")
+                    places.by_name[name].copy_(values)
                     num_read += tensor.num_bytes
                     yield num_read
+
+
+def check_rows(path: Path, name: str, is_right: Tensor, wanted: str) -> None:
+    """is_right [rows, ...]"""
+    wrong = (~is_right).nonzero()
+    if len(wrong):
+        raise ConfigError(f"{path.name}: {name} is not {wanted} in row {int(wrong[0, 0])}")

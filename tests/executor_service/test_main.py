@@ -100,6 +100,33 @@ async def test_live_before_ready(model: Path, tmp_path: Path, monkeypatch: pytes
         process.communicate()
 
 
+@pytest.mark.parametrize("module", ["executor_service", "tokenizer_service"])
+def test_sigterm_before_anything_is_there_ends_it(module: str, model: Path) -> None:
+    """While it imports, which is most of its start."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", module, "--model", str(model)], stderr=subprocess.PIPE
+    )
+    assert process.stderr
+    while b" protos.errors" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+async def test_sigterm_while_the_model_is_loaded_ends_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = "import time\nimport executor_service.loading as l\nl.load_model = lambda config: time.sleep(60)\n"
+    patch_process(monkeypatch, tmp_path, slow)
+    ports = free_ports()
+    process = start(model, ports)
+    assert await status(ports.health_port, "liveness") == SERVING
+    process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("which", ["port", "health_port", "metrics_port"])
 async def test_second_executor_on_a_used_port_refuses_to_start(model: Path, which: str) -> None:
     """B49: it exits non-zero saying so, the first keeps all traffic."""

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from torch import Tensor
 
 from executor_service.conversion import quantize as module
 from executor_service.conversion.quantize import main, quantize
@@ -132,19 +135,126 @@ def test_a_quantized_source_is_refused(tmp_path: Path) -> None:
         quantize(source, tmp_path / "target")
 
 
-def test_weights_that_are_no_floats_are_named(tmp_path: Path) -> None:
-    source = write_quantized_model(tmp_path / "source", quantization_config=None)
-    with pytest.raises(ConfigError, match=r"model\.safetensors: .*q_proj\.weight is I8, not F32, BF16, F16"):
+@pytest.mark.parametrize("section", [{}, {"quant_method": "gptq"}, []], ids=["empty", "other", "list"])
+def test_a_section_that_load_does_not_read_is_refused_in_the_same_words(tmp_path: Path, section: Any) -> None:
+    source = tmp_path / "source"
+    write_model(source, random_config() | {"quantization_config": section}, random_tensors(random_config()))
+    with pytest.raises(ConfigError, match=r"^config\.json: quantization_config") as by_load:
+        load_decoder(source)
+    with pytest.raises(ConfigError) as by_quantize:
         quantize(source, tmp_path / "target")
+    assert str(by_quantize.value) == str(by_load.value)
 
 
-def test_a_missing_weight_is_named(tmp_path: Path) -> None:
-    config, name = random_config(), "model.layers.1.mlp.up_proj.weight"
-    tensors = random_tensors(config)
-    del tensors[name]
-    write_model(tmp_path / "source", config, tensors)
-    with pytest.raises(ConfigError, match=f"tensor {name} is missing"):
-        quantize(tmp_path / "source", tmp_path / "target")
+UP_PROJ, EMBEDDING = "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"
+
+
+def write_changed(directory: Path, changes: dict[str, Tensor | None], dtype: torch.dtype = torch.float32) -> Path:
+    """A random model with tensors added or replaced, and those given as None left out."""
+    config = random_config()
+    tensors = random_tensors(config, dtype=dtype) | changes
+    write_model(directory, config, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({UP_PROJ: None}, f"tensor {UP_PROJ} is missing"),
+        ({"model.norm.weight": None}, "tensor model.norm.weight is missing"),
+        ({"model.norm.weight": torch.zeros(3)}, "model.norm.weight has shape [3], the config asks [64]"),
+        ({UP_PROJ: torch.zeros(96 * 64)}, f"{UP_PROJ} has shape [6144], the config asks [96, 64]"),
+        ({UP_PROJ: torch.zeros(())}, f"{UP_PROJ} has shape [], the config asks [96, 64]"),
+        ({UP_PROJ: torch.zeros(96, 64, dtype=torch.int8)}, f"{UP_PROJ} is stored as I8 (F32, BF16, F16 are read)"),
+        ({EMBEDDING: torch.zeros(320, 64, dtype=torch.int32)}, f"{EMBEDDING} is stored as I32 (F32, BF16"),
+        ({"extra": torch.zeros(())}, "tensor extra is not used by this config"),
+        ({"extra": torch.zeros(0, 3)}, "tensor extra is not used by this config"),
+        ({f"{UP_PROJ}_scale": torch.ones(96, 1)}, f"tensor {UP_PROJ}_scale is not used by this config"),
+    ],
+)
+def test_a_source_that_does_not_load_is_refused_in_the_same_words(
+    tmp_path: Path, changes: dict[str, Tensor | None], message: str
+) -> None:
+    source = write_changed(tmp_path / "source", changes)
+    with pytest.raises(ConfigError, match=re.escape(message)) as by_load:
+        load_decoder(source)
+    with pytest.raises(ConfigError) as by_quantize:
+        quantize(source, tmp_path / "target")
+    assert str(by_quantize.value) == str(by_load.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (0, 3)])
+def test_buffers_that_are_computed_are_left_out(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    quantize(write_changed(tmp_path / "source", {name: torch.zeros(shape)}), tmp_path / "target")
+    assert_equal_tensors(tmp_path / "target", quantized_tensors(random_tensors(random_config())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [UP_PROJ, EMBEDDING, "model.norm.weight"])
+def test_values_that_are_no_numbers_are_refused_by_name_and_row(
+    tmp_path: Path, name: str, value: float, dtype: torch.dtype
+) -> None:
+    tensor = random_tensors(random_config(), dtype=dtype)[name]
+    tensor.view(len(tensor), -1)[[5, 8], -1] = value
+    source = write_changed(tmp_path / "source", {name: tensor}, dtype)
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'model.safetensors: {name} is not finite in row 5')}$"):
+        quantize(source, tmp_path / "target")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_links_are_followed_to_an_empty_directory_or_none(tmp_path: Path) -> None:
+    source = write_random_model(tmp_path / "source")
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "absent"):
+        (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
+        quantize(source, tmp_path / f"to-{name}")
+        assert (tmp_path / f"to-{name}").is_symlink()
+        assert (tmp_path / name / "model.safetensors").exists()
+
+
+def test_targets_that_cannot_appear_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_random_model(tmp_path / "source")
+    (tmp_path / "work" / "empty").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    Path("full").symlink_to(source)
+    Path("loop").symlink_to("loop")
+    Path("up").symlink_to("..")
+    for target, message in {
+        ".": "work: is the current directory",
+        "new/..": "work: is the current directory",
+        "new/../..": f"{tmp_path}: exists and is no empty directory",
+        "up": f"{tmp_path}: exists and is no empty directory",
+        "full": "source: exists and is no empty directory",
+        "loop": "loop: is a symbolic link that leads to itself",
+        "/": "/: is a mount point",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            quantize(source, Path(target))
+    monkeypatch.chdir("empty")
+    with pytest.raises(ConfigError, match="empty: is the current directory"):
+        quantize(source, Path("."))
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
+from executor_service.conversion.quantize import main
+main()
+"""
+
+
+@pytest.mark.parametrize("max_bytes", [10_000, 1_000_000], ids=["weights", "another file"])
+def test_a_file_that_cannot_be_written_is_one_line_of_error_and_leaves_nothing(tmp_path: Path, max_bytes: int) -> None:
+    source = write_random_model(tmp_path / "source")
+    (source / "tokenizer.json").write_bytes(bytes(2_000_000))
+    command = [sys.executable, "-B", "-c", LIMITED, str(max_bytes), str(source), str(tmp_path / "target")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert re.search("^Error: .*File too large", result.stderr, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 

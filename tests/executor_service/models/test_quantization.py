@@ -2,6 +2,7 @@
 """W8A8 checkpoints: which are read, what becomes of their tensors, and what their logits are."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def test_configs_that_are_read(config: dict[str, Any] | None, expected: str) -> 
         (f"{GROUP}.input_activations.dynamic", False, " is False, must be True"),
         (f"{GROUP}.input_activations.symmetric", False, " is False, must be True"),
         (f"{GROUP}.weights.num_bits", 4, " is 4, must be 8"),
+        (f"{GROUP}.weights.num_bits", 8.0, " is 8.0, must be 8"),
+        (f"{GROUP}.weights.symmetric", 1, " is 1, must be True"),
+        (f"{GROUP}.weights.dynamic", 0, " is 0, must be False"),
+        (f"{GROUP}.weights.observer", 3, " is 3, not understood"),
+        (f"{GROUP}.weights.observer_kwargs", "x", " is 'x', not understood"),
+        ("quantization_status", 3, " is 3, not understood"),
+        ("quantization_status", [], r" is \[\], not understood"),
+        ("global_compression_ratio", True, " is True, not understood"),
+        ("version", {}, " is {}, not understood"),
         (f"{GROUP}.weights.type", "float", " is 'float', must be 'int'"),
         (f"{GROUP}.weights.strategy", "group", " is 'group', must be 'channel'"),
         (f"{GROUP}.weights.group_size", 128, " is 128, not understood"),
@@ -180,6 +190,17 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Tensor | None], message: str) -> None:
     write_quantized_model(tmp_path, changes=changes)
     with pytest.raises(ConfigError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [0.0, -0.01, float("nan"), float("inf"), float("-inf")])
+def test_a_scale_that_is_none_is_refused_by_name_and_row(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    scale = torch.ones(32, 1, dtype=dtype)
+    scale[[7, 9]] = value
+    write_quantized_model(tmp_path, changes={f"{K_PROJ}_scale": scale})
+    message = f"model.safetensors: {K_PROJ}_scale is not above 0 and finite in row 7"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         load(tmp_path)
 
 
