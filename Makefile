@@ -69,12 +69,12 @@ monitoring: $(VENV)/.test
 	python -m k8s.monitoring.document
 
 monitor: $(VENV)/.test
-	@.ci/packages $(SERVERS)
+	@.ci/packages prometheus prometheus-alertmanager
 	@exec python -m k8s.monitoring.local
 
 test-containers: $(VENV)/.test
 	python -m tests.containers.run
 
 clean:
-	rm -rf $(VENV) .venv-npu .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-npu .venv-policy .venv-envoy .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

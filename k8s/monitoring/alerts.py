@@ -104,10 +104,14 @@ def engine(knobs: Knobs) -> tuple[Alert, ...]:
         ),
         Alert(
             "QueueGrowing",
-            lambda knob: f"{waiting} > {knob.threshold:g}\nand deriv({waiting}[{knob.window}]) > 0",
+            lambda knob: (
+                f"min_over_time({waiting}[{knob.window}]) > {knob.threshold:g}\n"
+                f"and {waiting} >= {waiting} offset {knob.window}"
+            ),
             "More rows come than the executor can start",
             lambda knob: (
-                f"{VALUE} rows wait at {INSTANCE} (limit {knob.threshold:g}), more of them over the last {knob.window}."
+                f"At least {VALUE} rows have waited at {INSTANCE} for {knob.window} (limit {knob.threshold:g}), and no"
+                " fewer than before."
             ),
         ),
         Alert(
@@ -141,9 +145,15 @@ def tokenizer(knobs: Knobs) -> tuple[Alert, ...]:
         ),
         Alert(
             "TokenizerCPUSaturated",
-            lambda knob: f"{rate(series('process_cpu_seconds_total', job), knob.window)} > {knob.threshold:g}",
-            "A tokenizer replica uses all the CPU that it can",
-            lambda knob: f"{INSTANCE} uses {VALUE} cores (limit {knob.threshold:g}): streams wait for the event loop.",
+            lambda knob: (
+                f"{rate(series('process_cpu_seconds_total', job), knob.window)}\n"
+                f"- {rate(series('packserve_tokenize_seconds_sum', job), knob.window)} > {knob.threshold:g}"
+            ),
+            "A tokenizer replica's event loop is full",
+            lambda knob: (
+                f"{INSTANCE} uses {VALUE} cores beside encoding (limit {knob.threshold:g}): streams wait for its event"
+                " loop, which has one."
+            ),
         ),
         Alert(
             "ModelMismatch",

@@ -104,6 +104,7 @@ class ServiceBoard(Board):
 
     def replicas(self) -> Row:
         busy, cores = self.rate("packserve_tokenize_seconds_sum"), self.rate("process_cpu_seconds_total")
+        loop = f"{cores} - {busy}"
         busy_text, waiting_text = (
             "Share of the time that its one thread works.",
             "Characters that wait for that thread.",
@@ -122,7 +123,7 @@ class ServiceBoard(Board):
             (
                 self.by_replica("Encoding", busy_text, busy, "percentunit", width=6, thresholds=busy_limits),
                 self.by_replica("Encoding queue", waiting_text, waiting, width=6),
-                self.by_replica("CPU", "Cores in use.", cores, width=6, thresholds=core_limits),
+                self.by_replica("Event loop", "Cores beside encoding.", loop, width=6, thresholds=core_limits),
                 self.by_replica("Memory", "Resident memory.", memory, "bytes", width=6),
                 self.by_replica("Open calls", "Calls being answered.", self.of("packserve_open_calls")),
                 Panel("Executors", "All, and those that a replica reaches or refuses.", executors, "short"),

@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from k8s.monitoring import knobs
 from tests.fixtures.repository import ROOT
 from tests.k8s import operation, pods, references
 from tests.k8s.manifests import OVERLAYS, Manifests, Rule, container, pod
@@ -87,3 +88,11 @@ def test_overlays_only_list(overlay: Path) -> None:
     assert [path.name for path in overlay.iterdir()] == ["kustomization.yaml"]
     keys = yaml.safe_load((overlay / "kustomization.yaml").read_text()).keys()
     assert keys == {"apiVersion", "kind", "namespace", "resources", "components"}
+
+
+def test_an_executor_that_never_gets_ready_is_told_before_its_restart_begins_a_new_series() -> None:
+    wait = knobs.load().alerts["NotReady"].for_
+    assert wait.endswith("m")
+    manifests = Manifests.of_overlay(ROOT / "k8s" / "overlays" / "production")
+    probe = container(manifests.workload("executor"))["startupProbe"]
+    assert 60 * int(wait.removesuffix("m")) < probe["periodSeconds"] * probe["failureThreshold"]

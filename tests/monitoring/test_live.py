@@ -45,12 +45,6 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = {"EXECUTOR_THREADS": "1", "EXECUTOR_NUM_BLOCKS": "512", "EXECUTOR_MAX_STEP_TOKENS": "64"}
 NUM_TINY, NUM_AT_ONCE, MAX_TINY_S = 10_000, 32, 45
-NUM_ROUNDS, NUM_SCRAPES, MAX_SCRAPE_CPU_S = 8, 40, 0.005
-# As Prometheus asks.
-SCRAPE_HEADERS = {
-    "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-    "Accept-Encoding": "gzip",
-}
 
 
 def quick_rendering(folder: Path) -> Path:
@@ -262,23 +256,6 @@ async def call_on(client: Client, numbers: Iterator[int], end_s: float) -> None:
             await client.generate(f"text {number}", request_id=f"id-{number}", max_tokens=1, **own)
         except InvalidRequest:
             assert own
-
-
-@pytest.mark.parametrize("service", ALIASES)
-def test_a_scrape_is_cheap(stack: Stack, service: str) -> None:
-    """CPU of the whole process, idle but for scrapes as Prometheus makes them. Of several rounds the least: the others
-    are longer for what else keeps the machine's caches busy."""
-    cpu_s = min(scrape_cpu_s(stack, service) for _ in range(NUM_ROUNDS))
-    print(f"{service}: {1e3 * cpu_s:.2f} ms of CPU a scrape")
-    assert cpu_s < MAX_SCRAPE_CPU_S
-
-
-def scrape_cpu_s(stack: Stack, service: str) -> float:
-    request = urllib.request.Request(stack.services.metrics_urls[service], headers=SCRAPE_HEADERS)
-    before = stack.services.cpu_seconds()[service]
-    for _ in range(NUM_SCRAPES):
-        urllib.request.urlopen(request).read()
-    return (stack.services.cpu_seconds()[service] - before) / NUM_SCRAPES
 
 
 async def test_alerts_of_a_lost_executor_reach_the_alertmanager(stack: Stack) -> None:
