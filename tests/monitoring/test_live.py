@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real services, Prometheus and Alertmanager with our rules, under load: panels have data, rules evaluate, figures are
-right, alerts arrive, and a scrape stays cheap.
+right, and alerts arrive.
 
 The rules are rendered with short waits, and the model is a scripted one, so that what the services count is known.
 """
